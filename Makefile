@@ -39,12 +39,12 @@ test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
 
 # Kernels shaped for machines that this one may not be, run on this one; then compiled for them.
-ISAS ?= like-avx512vnni like-avx512 like-avxvnni like-neon avx sse
+ISAS ?= like-avx512vnni like-avx512 like-amx like-avxvnni like-neon avx sse
 KERNEL_TESTS := \
   $(filter-out tests/ops/contrib/% tests/ops/control_flow/% tests/ops/ml/% \
     %/test_requirements.py %/test_reference.py, $(wildcard tests/ops/*/test_*.py)) \
   tests/passes/test_fuse_quantized.py tests/engine/codegen/test_simd.py tests/engine/codegen/test_vmath.py \
-  tests/weights/test_bfloat16_weights.py \
+  tests/weights/test_bfloat16_weights.py tests/ops/test_bfloat16_products.py \
   tests/devices/test_half_models.py tests/devices/test_mobile_networks.py tests/devices/test_models.py \
   tests/operators/test_families.py tests/operators/test_ops_devices.py
 check-isas: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run and compile the kernels as for other instruction sets.

@@ -136,7 +136,7 @@ def of_model(path: str) -> dict[str, Any]:
     graph = sg.load(path)
     plain = core.compile_model(graph, "CPU")
     hetero = core.compile_model(graph, "HETERO:CPU,REFERENCE")
-    feeds = input_arrays(plain.inputs, [], {}, 0)
+    feeds = input_arrays(plain.inputs, {}, {}, 0)
     plain(feeds)
     hetero(feeds)
     folder = tempfile.TemporaryDirectory()

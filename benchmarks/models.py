@@ -39,7 +39,7 @@ def inputs_of(model: Path) -> dict[str, np.ndarray]:
     if beside.exists():
         with np.load(beside) as held:
             return {name: held[name] for name in names}
-    return input_arrays(ports(graph), [], {}, 0)
+    return input_arrays(ports(graph), {}, {}, 0)
 
 
 def add_rows(table: Table, model: Path, measured: list[Measured]) -> float | None:

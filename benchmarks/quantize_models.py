@@ -38,7 +38,7 @@ class RandomData(CalibrationDataReader):
     def __init__(self, model: Path, count: int) -> None:
         """Draw ``count`` sets of inputs for ``model``."""
         inputs = ports(sg.load(model))
-        self._sets = iter([input_arrays(inputs, [], {}, number) for number in range(count)])
+        self._sets = iter([input_arrays(inputs, {}, {}, number) for number in range(count)])
 
     def get_next(self) -> dict[str, Any] | None:
         """Return the next inputs, None at the end."""

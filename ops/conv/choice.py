@@ -13,11 +13,13 @@ from enum import StrEnum
 
 import attrs
 
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.ops.movement.geometry import Geometry, bands, merged
-from subgraph.ops.shared.tile_planning import Tiles, round_up
+from subgraph.ops.shared.tile_planning import Tiles, product_tiles, round_up
 from subgraph.system.host import caches
 
+from .bfloat16.cpu import reads_patches
 from .depthwise import has_windows
 from .direct import summed_channels
 from .job import Job
@@ -28,6 +30,8 @@ from .winograd import winograd_sizes, winograd_values
 class Method(StrEnum):
     """A way to compute a convolution."""
 
+    MATRIX = "matrix"  # direct, over matrix tiles of bfloat16
+    MATRIX_IMAGE = "matrix image"  # the same, over a plain image of few channels
     GENERIC = "generic"  # a matrix product over gathered patches; serves every convolution
     DEPTHWISE = "depthwise"
     BANDS = "bands"  # groups as one convolution; each panel reads only its blocks of channels
@@ -54,7 +58,9 @@ class Algorithm:
         return f"{self.method}{self.tile or ''}"
 
 
-GENERIC, DEPTHWISE, BANDS, IMAGE, POLYPHASE, DIRECT = map(Algorithm, list(Method)[:6])
+MATRIX, MATRIX_IMAGE, GENERIC, DEPTHWISE, BANDS, IMAGE, POLYPHASE, DIRECT = map(
+    Algorithm, list(Method)[:8]
+)
 
 # Bytes of weights that arrive from memory in the cycle in which a core multiplies one vector of at
 # most 32 bytes, with many-row tiles and with few-row tiles.
@@ -66,6 +72,8 @@ _MAX_PADDED_RATIO = 8  # multiplications with zeros included, to those of a grou
 _TRANSFORM_CYCLES = 7  # cycles for each vector that Winograd's transforms read or write
 _PHASE_CYCLES = 2  # cycles for each element that is written to its phase
 _BETTER_RATIO = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
+# Input channels from which on matrix tiles read blocks of 32 instead of patches.
+_MIN_MATRIX_INPUTS = 8
 _MIN_PIXELS = 16  # output pixels: from here on packing the weights in every run is faster
 # Bytes by which Winograd's weights of a volume may exceed direct's.
 _MAX_EXTRA_WEIGHT_BYTES = 4_000_000
@@ -85,6 +93,11 @@ def choose(job: Job) -> Algorithm:
         return _choose_for_computed_weights(job)
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return DEPTHWISE
+    if _has_matrix_tiles(job):
+        if g.inputs >= _MIN_MATRIX_INPUTS:
+            return MATRIX
+        if job.x.layout == "plain" and reads_patches(g):
+            return MATRIX_IMAGE
     # `windows` copies each channel to the lanes of its group, so that groups may not cross blocks.
     if 1 < g.inputs == g.outputs < of.lanes and of.lanes % g.inputs == 0 and has_windows(of, g):
         return DEPTHWISE
@@ -113,6 +126,15 @@ def choose(job: Job) -> Algorithm:
     if small > 3 * g.inputs * g.outputs and job.x.layout == job.y.layout == "plain":
         return GENERIC
     return _choose_winograd(job)
+
+
+def _has_matrix_tiles(job: Job) -> bool:
+    """Return whether matrix tiles of bfloat16 are allowed, and can compute all groups."""
+    g, of = job.g, job.of
+    if of.lanes != 16 or not product_tiles(of, job.low, job.w).operands:
+        return False
+    whole = g.inputs % MATRIX_DEPTH == g.outputs % of.lanes == 0
+    return g.groups == 1 or whole
 
 
 def _choose_for_computed_weights(job: Job) -> Algorithm:

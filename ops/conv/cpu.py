@@ -37,10 +37,18 @@ from subgraph.ops.movement.layout_conversion import (
     plain_target,
 )
 from subgraph.ops.movement.packing import LINE, packed_size
-from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, weight_tiles
+from subgraph.ops.shared.tile_planning import (
+    FLOATS,
+    Tiles,
+    grain,
+    product_tiles,
+    round_up,
+    weight_tiles,
+)
 from subgraph.system.host import caches
 
 from .arguments import GenericArguments
+from .bfloat16.cpu import emit_matrix_convolution
 from .choice import Algorithm, Method, choose
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
@@ -76,6 +84,8 @@ def lower_conv(job: Job) -> None:
 def emit(job: Job, algorithm: Algorithm) -> None:
     """Emit the steps of a convolution with the algorithm ``algorithm``."""
     match algorithm.method:
+        case Method.MATRIX | Method.MATRIX_IMAGE:
+            _matrix(job, plain=algorithm.method is Method.MATRIX_IMAGE)
         case Method.GENERIC:
             _generic(job)
         case Method.DEPTHWISE:
@@ -140,7 +150,7 @@ def _direct_weight(job: Job, of: Tiles, together: int, *, plain: bool) -> Weight
     # cache.
     recipe = (
         f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
-        f"{'plain' if plain else 'blocked'} {of.weights}"
+        f"{'plain' if plain else 'blocked'} {of.packed_as}"
     )
     return job.weight(recipe, direct_weights(job.g, of, together, plain))
 
@@ -167,6 +177,16 @@ def _direct(job: Job, *, plain: bool) -> None:
         # merged groups.
         out = DirectOutput(y, residual, (1, 1, 1), 0)
         emit_direct(low, of, g, x, weight, _bias(job), out, job.act, plain=plain, flops=job.g.flops)
+
+
+def _matrix(job: Job, *, plain: bool) -> None:
+    low, of = job.low, product_tiles(job.of, job.low, job.w)
+    weight = _direct_weight(job, of, 1, plain=plain)
+    g, x = (job.g, job.x) if plain else (job.g.folded(), blocked(low, of, job.x))
+    with _blocked_output(job) as (y, residual):
+        emit_matrix_convolution(
+            low, of, g, x, weight, _bias(job), residual, y, job.act, plain=plain, flops=job.g.flops
+        )
 
 
 def _banded(job: Job) -> None:

@@ -31,10 +31,10 @@ from subgraph.ops.shared.tile_planning import (
     direct_tiles,
     even_part,
     grain,
+    product_tiles,
     round_up,
     shared,
     tiles,
-    weight_tiles,
 )
 from subgraph.system.host import caches
 
@@ -193,7 +193,7 @@ def _emit_scaled_bias(low: Lowering, bias: Operand, shape: tuple[int, ...], beta
 def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: Argument) -> None:
     a, sizes, steps = batched(product.a, product.b)
     b = product.b
-    of = weight_tiles(of, low, b.operand)
+    of = product_tiles(of, low, b.operand)
     b_word, row_of_b, b_steps = _right_side(low, product, of, a.rows, steps[1])
     alone = math.prod(sizes) == 1 and b.operand.constant and a.column_step == 1
     m, n, depth = a.rows, b.columns, a.columns
@@ -232,8 +232,8 @@ def _blocks_of_panels(
     a, item, count = product.a, of.item, math.prod(sizes)
     m, n, depth = a.rows, product.b.columns, a.columns
     panels = -(-n // of.width)
-    packed = _packs_left(a, item, panels)
-    kc = _pass_depth(depth) if packed else max(depth, 1)
+    packed = bool(of.operands) or _packs_left(a, item, panels)
+    kc = round_up(_pass_depth(depth), of.depth_step) if packed else max(depth, 1)
     mb, pb = _blocks(low.threads, count, m, panels, of, packed)
     arguments = GemmArguments(
         a=a.operand,
@@ -254,7 +254,7 @@ def _blocks_of_panels(
         block_rows=mb,
         block_panels=pb,
         pass_depth=kc,
-        **low.worker_scratch(mb * (kc + ROW_PADDING) * item if packed else None),
+        **low.worker_scratch(_packed_bytes(of, mb, kc) if packed else None),
         **batch_steps(sizes, steps, item, of.weight_item),
         rows_first=1 if m > mb else 0,
     )
@@ -269,6 +269,14 @@ def _blocks_of_panels(
         flops=flops,
         bytes=moved,
     )
+
+
+def _packed_bytes(of: Tiles, rows: int, depth: int) -> int:
+    """Return the bytes of a worker's packed rows of A, for one pass over a block of rows."""
+    if of.operands:
+        # Matrix tiles read whole registers of rows.
+        return round_up(rows, of.mr) * depth * of.weight_item
+    return rows * (depth + ROW_PADDING) * of.item
 
 
 def _packs_left(a: Matrix, item: int, panels: int) -> bool:
@@ -328,13 +336,13 @@ def _right_side(
     """Return B, its row stride in bytes (0: packed) and its strides along the batch in elements."""
     b, alpha = product.b, product.alpha
     n, depth = b.columns, b.rows
-    size = depth * round_up(n, of.lanes)
+    size = round_up(depth, of.depth_step) * round_up(n, of.lanes)
     transposed = is_transposed(b)
     matrix_size = max(n * depth, 1)
     matrices = math.prod(b.shape)
     packed_steps = [step // matrix_size * size for step in steps]
     if b.operand.constant:
-        recipe = f"gemm panels {_panels_recipe(product, of)} {of.weights}"
+        recipe = f"gemm panels {_panels_recipe(product, of)} {of.packed_as}"
         weight = low.weight(recipe, matrix_panels(of, _scaled_matrices(product, of)), b.operand)
         return weight, 0, packed_steps
     # If B fits in half of the L1 cache, reading its rows costs no more than reading panels.

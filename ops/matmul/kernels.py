@@ -15,9 +15,18 @@ from numba.extending import register_jitable
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
+from subgraph.engine.codegen.matrix_tile import (
+    LANES,
+    REGISTER_BYTES,
+    ROW_BYTES,
+    ROWS,
+    configure_tiles,
+    release_tiles,
+    store_bfloat16,
+)
 from subgraph.engine.codegen.simd import call_kernel, ld, st, vec
-from subgraph.engine.codegen.tile import rows_of
-from subgraph.engine.codegen.tiling import TileBlock
+from subgraph.engine.codegen.tile import rows_of, stack_words
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, TileBlock
 from subgraph.engine.codegen.transpose import transposer
 
 from .arguments import ROW_PADDING, GemmArguments, PackRightArguments
@@ -188,7 +197,9 @@ def _set_strides(product: GemmArguments, t: TileBlock, vector: int, b_vector: in
     t.high = product.high
 
 
-def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Callable[..., None]:
+def gemm(
+    *, dtype: str, lanes: int, mr: int, nv: int, weights: str = "", operands: str = ""
+) -> Callable[..., None]:
     """Return the kernel of `GemmArguments`, a batch of matrix products.
 
     ``C[b0, b1, b2] = act(init + A[...] @ B[...] + residual)``. The activation is the identity,
@@ -200,12 +211,16 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
         mr: Rows of a contraction tile.
         nv: Vectors of a row of a contraction tile.
         weights: ``"bfloat16"`` if B is packed as bfloat16, "" if as ``dtype``.
+        operands: ``"bfloat16"`` for matrix tiles: B is packed as their registers, and A is rounded
+            in scratch memory. "" for tiles of ``dtype``.
     """
     arguments = view_of(GemmArguments)
     item = item_bytes(dtype)
-    item_b = 2 if weights == "bfloat16" else item
+    item_b = 2 if weights or operands else item
     width = nv * lanes
-    lay_out, block = _left_operand(dtype, lanes), _pass_runner(dtype, lanes, mr, nv, item_b)
+    lay_out = _rounded_left_operand() if operands else _left_operand(dtype, lanes)
+    block = _pass_runner(dtype, lanes, mr, nv, item_b, bool(operands))
+    prepare, finish = (configure_tiles, release_tiles) if operands else (_nothing, _nothing)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
@@ -219,7 +234,8 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
         panels = (n + width - 1) // width
         row_blocks = (m + mb - 1) // mb
         panel_blocks = (panels + pb - 1) // pb
-        _set_strides(product, t, lanes * item, lanes * item_b)
+        _set_strides(product, t, lanes * item, REGISTER_BYTES if operands else lanes * item_b)
+        prepare()
         for unit in range(begin, end):
             batch, rest = unit // (row_blocks * panel_blocks), unit % (row_blocks * panel_blocks)
             # Neighbouring units share the panels of B if rows come first, else the rows of A.
@@ -244,8 +260,14 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
                 at = lay_out(product, t, source, scratch, rows, depth)
                 block(product, t, at, b, c, res, where)
                 k0 += max(depth, 1)
+        finish()
 
     return kernel
+
+
+@register_jitable
+def _nothing() -> None:
+    """Do nothing, where matrix tiles are configured and released."""
 
 
 def _left_operand(dtype: str, lanes: int) -> Any:
@@ -297,6 +319,48 @@ def _left_operand(dtype: str, lanes: int) -> Any:
     return lay_out
 
 
+def _rounded_left_operand() -> Any:
+    """Return ``f(product, t, source, scratch, rows, depth)``, which prepares A for matrix tiles.
+
+    The rows of a pass are rounded to bfloat16 and padded with zeros to whole steps. They are stored
+    in the order in which tiles read them, ``[16 rows][step][row][32]``. The rest is as in
+    `_left_operand`.
+    """
+    v = vec("float32", LANES)
+    load, load_n, store, zero = v.load, v.load_n, v.store, v.zero
+    load1, store1 = ld("float32"), st("float32")
+    line = stack_words(LANES // 2)  # a vector of float32
+
+    @register_jitable
+    def lay_out(
+        product: GemmArguments, t: TileBlock, source: int, scratch: int, rows: int, depth: int
+    ) -> int:
+        ars, aks = product.a_row, product.a_column
+        steps = (depth + MATRIX_DEPTH - 1) // MATRIX_DEPTH
+        for r in range(rows):
+            s = source + r * ars
+            d = scratch + r // ROWS * steps * REGISTER_BYTES + r % ROWS * ROW_BYTES
+            for k in range(0, steps * MATRIX_DEPTH, LANES):
+                left = depth - k
+                to = d + k // MATRIX_DEPTH * REGISTER_BYTES + k % MATRIX_DEPTH * 2
+                if aks == 4 and left >= LANES:
+                    store_bfloat16(to, load(s + k * 4))
+                elif aks == 4:
+                    store_bfloat16(to, load_n(s + k * 4, left))
+                else:
+                    gathered = line()
+                    store(gathered, zero())
+                    for i in range(min(LANES, left)):
+                        store1(gathered + i * 4, load1(s + (k + i) * aks))
+                    store_bfloat16(to, load(gathered))
+        t.a_row = ROW_BYTES
+        t.a_step = REGISTER_BYTES
+        t.a_register = steps * REGISTER_BYTES
+        return scratch
+
+    return lay_out
+
+
 def _addend_setter(item: int) -> Any:
     """Return the function that sets what a tile adds; ``item`` is the bytes of an element."""
 
@@ -340,9 +404,21 @@ def _addend_setter(item: int) -> Any:
     return set_addends
 
 
-def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
-    """Return ``f(product, t, a, b, c, res, where)``, which runs the tiles of a pass over C."""
+@register_jitable
+def _full_rows(left: int, mr: int) -> int:
+    """Return the rows of the next matrix tile: their registers have the cost of full ones."""
+    return min(left, mr)
+
+
+def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix: bool) -> Any:
+    """Return ``f(product, t, a, b, c, res, where)``, which runs the tiles of a pass over C.
+
+    ``item_b`` is the bytes of an element of B. ``matrix`` says that the tiles are matrix tiles.
+    """
     item, width = item_bytes(dtype), nv * lanes
+    # Steps along K of a step of the tile.
+    unit = MATRIX_DEPTH if matrix else 1
+    height = _full_rows if matrix else rows_of
     set_addends = _addend_setter(item)
 
     @register_jitable
@@ -365,7 +441,8 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
         n, total = product.n, product.k
         crs, ldb = product.c_row, product.b_row
         last = k0 + depth >= total
-        t.steps = depth
+        t.steps = (depth + unit - 1) // unit
+        padded = (total + unit - 1) // unit * unit
         # Bounds apply to finished sums only.
         t.flags = product.flags if last else 0
         for p in range(panel, last_panel):
@@ -379,20 +456,21 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
             # Rows of a packed panel are adjacent; those of an unpacked B are ``b_row`` bytes apart.
             if ldb == 0:
                 step = vectors * lanes * item_b
-                t.b = b + first * total * item_b + k0 * step
+                t.b = b + first * padded * item_b + k0 * step
+                step *= unit
             else:
                 step = ldb
                 t.b = b + first * item + k0 * step
             t.b_step = step
             # The tiles of a packed panel together prefetch the next panel.
-            pace = 0 if ldb != 0 else 2 * step // max(1, (rows + mr - 1) // mr)
+            pace = 0 if ldb != 0 or matrix else 2 * step // max(1, (rows + mr - 1) // mr)
             coming = t.b + (depth * step if ldb == 0 else 0)
             t.pace = pace
             i = 0
             while i < rows:
-                m = rows_of(rows - i, mr)
+                m = height(rows - i, mr)
                 at = c + (row + i) * crs + first * item
-                t.a = a + i * t.a_row
+                t.a = a + (i // ROWS * t.a_register if matrix else i * t.a_row)
                 t.c = at
                 t.ahead = coming
                 coming += depth // 2 * pace

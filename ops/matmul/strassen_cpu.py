@@ -49,7 +49,7 @@ def is_possible(low: Lowering, of: Tiles, n: int, depth: int) -> bool:
         n: Columns of the weight.
         depth: Rows of the weight.
     """
-    if not low.options.get("STRASSEN", True) or of.dtype != "float32" or of.weights:
+    if not low.options.get("STRASSEN", True) or of.dtype != "float32" or of.packed_as:
         return False
     return n % (2 * of.width) == 0 and depth % (2 * of.lanes) == 0 and depth > 0
 

@@ -327,6 +327,24 @@ class PackArguments(KernelArguments):
     by_tap: int
 
 
+class PairArguments(KernelArguments):
+    """Arguments of `pair`; a work unit is a panel of a matrix.
+
+    Attributes:
+        source: Panels of float32 of one matrix after the other, as `pack` writes them.
+        target: The registers of pairs of bfloat16, as matrix tiles read B.
+        columns: Columns of the panels of a matrix, whole vectors.
+        width: Columns of a panel.
+        depth: Rows of the panels, whole steps of matrix tiles.
+    """
+
+    source: Address
+    target: Address
+    columns: int
+    width: int
+    depth: int
+
+
 class WinogradPackArguments(KernelArguments):
     """Arguments of `winograd`; a work unit is a panel.
 

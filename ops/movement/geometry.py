@@ -341,8 +341,11 @@ def direct_weights(g: Geometry, of: Tiles, together: int, plain: bool) -> Callab
         outputs, inputs = whole.shape[0] // groups, whole.shape[1]
         if plain:
             stack = whole.reshape(groups, outputs, -1).swapaxes(1, 2)
-            return narrowed(pack_matrices(stack, of), of)
-        return narrowed(pack_blocks(whole.reshape(groups, outputs, inputs, -1), of), of)
+            panels = pack_matrices(stack, of)
+        else:
+            panels = pack_blocks(whole.reshape(groups, outputs, inputs, -1), of)
+        columns = groups * round_up(outputs, of.lanes)
+        return narrowed(panels, of, round_up(outputs, of.lanes), panels.size // max(columns, 1))
 
     return make
 

@@ -18,7 +18,7 @@ from subgraph.ops.shared.tile_planning import Tiles, round_up
 from subgraph.system.large_pages import aligned_empty
 from subgraph.weights.mapped_files import release_array
 
-from .arguments import PackArguments, WinogradPackArguments
+from .arguments import PackArguments, PairArguments, WinogradPackArguments
 
 # Elements rounded to bfloat16 at a time: the 256 KiB of a temporary of float32 stay in L2
 # (estimate).
@@ -43,11 +43,26 @@ def packed_size(columns: int, depth: int, of: Tiles) -> int:
 
 def matrix_panels(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return a function that packs each of a stack of matrices ``change(weight)[S, K, N]``."""
-    return lambda weight: narrowed(pack_matrices(change(weight), of), of)
+
+    def pack(weight: Array) -> Array:
+        stack = change(weight)
+        columns, depth = round_up(stack.shape[2], of.lanes), round_up(stack.shape[1], of.depth_step)
+        return narrowed(pack_matrices(stack, of), of, columns, depth)
+
+    return pack
 
 
-def narrowed(panels: Array, of: Tiles) -> Array:
-    """Return packed weights in the tiles' dtype of weights; bfloat16 is rounded to nearest even."""
+def narrowed(panels: Array, of: Tiles, columns: int, depth: int) -> Array:
+    """Return packed weights in the tiles' dtype of weights; bfloat16 is rounded to nearest even.
+
+    Args:
+        panels: The panels of all matrices.
+        of: The contraction tiles.
+        columns: Columns of the panels of a matrix, padded to whole vectors.
+        depth: Rows of the panels.
+    """
+    if of.operands:
+        return _paired(panels, of, columns, depth)
     if not of.weights:
         return panels
     result = aligned_empty(panels.shape, np.dtype(np.uint16))
@@ -64,9 +79,29 @@ def narrowed(panels: Array, of: Tiles) -> Array:
     return result
 
 
+def _paired(panels: Array, of: Tiles, columns: int, depth: int) -> Array:
+    """Return panels of float32 as registers of pairs of bfloat16, as matrix tiles read B."""
+    result = aligned_empty(panels.shape, np.dtype(np.uint16))
+    if panels.size:
+        arguments = PairArguments(
+            source=panels.ctypes.data,
+            target=result.ctypes.data,
+            columns=columns,
+            width=of.width,
+            depth=depth,
+        )
+        kernel = Kernel("subgraph.ops.movement.packing_kernels", "pair")
+        _run(kernel, arguments, panels.size // (columns * depth) * -(-columns // of.width))
+    return result
+
+
 def pack_matrices(stack: Array, of: Tiles) -> Array:
-    """Pack matrices ``[S, K, N]`` of any strides into panels; return a flat array."""
+    """Pack matrices ``[S, K, N]`` of any strides into panels; return a flat array.
+
+    Rows are padded with zeros to whole steps of the tiles.
+    """
     count, depth, columns = stack.shape
+    depth = round_up(depth, of.depth_step)
     target = _empty((count, packed_size(columns, depth, of)), of)
     for matrix, panels in zip(stack, target, strict=True):
         _pack(matrix.T[:, :, None], panels, depth, LINE, of)
@@ -74,13 +109,17 @@ def pack_matrices(stack: Array, of: Tiles) -> Array:
 
 
 def pack_blocks(stack: Array, of: Tiles) -> Array:
-    """Pack weights ``[S, O, I, taps]`` into panels with rows (block of inputs, tap, lane); flat."""
+    """Pack weights ``[S, O, I, taps]`` into panels with rows (block of inputs, tap, input); flat.
+
+    A block has as many inputs as a vector, or as a step of matrix tiles.
+    """
     count, outputs, inputs, taps = stack.shape
-    depth = round_up(inputs, of.lanes)
+    block = max(of.lanes, of.depth_step)
+    depth = round_up(inputs, block)
     target = _empty((count, packed_size(outputs, depth * taps, of)), of)
     for weight, panels in zip(stack, target, strict=True):
         # With one tap the inputs are in order, so any number of rows can be packed together.
-        _pack(weight, panels, depth, of.lanes if taps > 1 else LINE, of)
+        _pack(weight, panels, depth, block if taps > 1 else LINE, of)
     return target.reshape(-1)
 
 

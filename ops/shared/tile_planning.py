@@ -7,7 +7,14 @@ from typing import Any
 
 import attrs
 
-from subgraph.engine.codegen.tiling import F_HI, F_LO, FEW_ROWS, tile_shape
+from subgraph.engine.codegen.tiling import (
+    F_HI,
+    F_LO,
+    FEW_ROWS,
+    MATRIX_DEPTH,
+    MATRIX_TILE,
+    tile_shape,
+)
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -31,6 +38,8 @@ class Tiles:
         mr: Most rows of a tile.
         nv: Most vectors of a tile's row.
         weights: ``"bfloat16"`` if packed weights are stored as bfloat16, "" if as ``dtype``.
+        operands: ``"bfloat16"`` for matrix tiles, which multiply numbers of bfloat16 and add them
+            in ``dtype`` (`subgraph.engine.codegen.matrix_tile`); "" for tiles of ``dtype``.
     """
 
     dtype: str
@@ -38,6 +47,7 @@ class Tiles:
     mr: int
     nv: int
     weights: str = ""
+    operands: str = ""
 
     @property
     def item(self) -> int:
@@ -47,7 +57,17 @@ class Tiles:
     @property
     def weight_item(self) -> int:
         """Bytes of an element of packed weights."""
-        return 2 if self.weights else self.item
+        return 2 if self.weights or self.operands else self.item
+
+    @property
+    def packed_as(self) -> str:
+        """The dtype and order of packed weights as text, for keys of the weight cache."""
+        return "bfloat16 pairs" if self.operands else self.weights
+
+    @property
+    def depth_step(self) -> int:
+        """Steps along K that a tile takes at a time; operands are padded to a multiple of them."""
+        return MATRIX_DEPTH if self.operands else 1
 
     @property
     def width(self) -> int:
@@ -68,7 +88,8 @@ class Tiles:
             "mr": self.mr,
             "nv": self.nv,
         }
-        return shape | ({"weights": self.weights} if self.weights else {})
+        forms = {"weights": self.weights, "operands": self.operands}
+        return shape | {name: form for name, form in forms.items() if form}
 
     def contraction(
         self,
@@ -85,6 +106,10 @@ class Tiles:
             twice: It adds its sums to two results.
             mixed: Its B is the sum of two matrices.
         """
+        if self.operands:
+            return Kernel(
+                "subgraph.engine.codegen.matrix_tile", "contraction", masked=masked, **self.variant
+            )
         # Many-row tiles were tuned without prefetching.
         extra: dict[str, bool] = {"ahead": True} if ahead and self.few_rows else {}
         extra |= {"twice": True} if twice else {}
@@ -203,6 +228,20 @@ def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
     if not asked or of.dtype != "float32" or not weight.constant:
         return of
     return attrs.evolve(of, weights="bfloat16")
+
+
+def product_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
+    """Return the tiles for a product with ``weight``: matrix tiles if options allow bfloat16.
+
+    Args:
+        of: The contraction tiles of float32.
+        low: The lowering, with the options ``INFERENCE_PRECISION`` and ``WEIGHTS_PRECISION``.
+        weight: The right operand; only constant ones have matrix tiles.
+    """
+    allowed = low.options.get("INFERENCE_PRECISION") == "bfloat16" and of.dtype == "float32"
+    if not allowed or not weight.constant or not host.has_bfloat16_tiles():
+        return weight_tiles(of, low, weight)
+    return Tiles("float32", host.lanes("float32"), *MATRIX_TILE, operands="bfloat16")
 
 
 @attrs.frozen

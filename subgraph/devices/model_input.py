@@ -47,7 +47,7 @@ def prepared_graph(
         from subgraph.runtime.preprocessing import preprocessed
 
         graph = preprocessed(graph, preprocess)
-    if option("INFERENCE_PRECISION"):
+    if option("INFERENCE_PRECISION") == "float32":
         graph = _in_float32(graph)
     names = [name.strip() for name in os.environ.get(BACKEND_VARIABLE, "").split(",")]
     return _partitioned(graph, names) if any(names) else graph

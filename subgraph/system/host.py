@@ -2,8 +2,8 @@
 
 ``SUBGRAPH_ISA`` selects a lower instruction set of the host (``avx512``, ``avx2``, ``avx``,
 ``sse``, ``neon``, ``scalar``), for vector widths and generated code. With ``like-avx512vnni``,
-``like-avx512``, ``like-avxvnni`` and ``like-neon`` kernels emulate another machine: they have its
-widths, tiles and code paths, and slow code for this one. This is for tests.
+``like-avx512``, ``like-amx``, ``like-avxvnni`` and ``like-neon`` kernels emulate another machine:
+they have its widths, tiles and code paths, and slow code for this one. This is for tests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from subgraph.dtypes import item_bytes
 from subgraph.errors import ConfigError
 from subgraph.system.control_groups import group_files
 from subgraph.system.processor import processor
+from subgraph.system.tile_registers import permit_tile_registers
 
 
 class _Level(NamedTuple):
@@ -76,6 +77,7 @@ _ALWAYS_FMA = frozenset({"aarch64"})
 _LIKE = {
     "like-avx512vnni": _Emulation("avx512", frozenset({*_AVX512, "avx2", "avx512vnni"}), "avx2"),
     "like-avx512": _Emulation("avx512", frozenset({*_AVX512, "avx2"}), "avx2"),
+    "like-amx": _Emulation("avx512", frozenset({*_AVX512, "avx2", "amx-bf16"}), "avx2"),
     "like-avxvnni": _Emulation("avx2", frozenset({"fma", "avx2", "avxvnni"}), "avx2"),
     "like-neon": _Emulation("neon", frozenset(), "scalar"),
 }
@@ -191,7 +193,11 @@ def native_architecture() -> str:
 
 @cache
 def _host_cpu() -> tuple[str, dict[str, bool]]:
-    return processor()
+    name, features = processor()
+    # A process must ask the system before it uses these registers, in every process anew.
+    if features.get("amx-tile") and not permit_tile_registers():
+        features = {f: on and not f.startswith("amx") for f, on in features.items()}
+    return name, features
 
 
 def _supported(features: dict[str, bool]) -> list[str]:
@@ -314,6 +320,11 @@ def permutes(dtype: str, lanes: int) -> bool:
     return dtype == "float32" and not isa().like and lanes in sizes
 
 
+def has_bfloat16_tiles() -> bool:
+    """Return whether one instruction multiplies matrix tiles of bfloat16 (AMX's tdpbf16ps)."""
+    return isa().has("amx-bf16") and has_512_bit_vectors()
+
+
 def has_vnni() -> bool:
     """Return whether one instruction multiplies and adds bytes (vpdpbusd)."""
     has = isa().has
@@ -335,10 +346,12 @@ def splits_512_bit_vectors() -> bool:
     """Return whether a multiplication of a 256-bit vector takes half the time of a 512-bit one.
 
     This holds for processors that split 512-bit operations, and for emulated AVX-512, whose vectors
-    are pairs of 256 bits.
+    are pairs of 256 bits. No processor with matrix tiles does so.
     """
     here = isa()
-    return here.name == "avx512" and (bool(here.like) or here.cpu in _UNITS_OF_256_BITS)
+    if here.like:
+        return here.name == "avx512" and not here.has("amx-bf16")
+    return here.name == "avx512" and here.cpu in _UNITS_OF_256_BITS
 
 
 def _sysfs_size(text: str) -> int:

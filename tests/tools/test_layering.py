@@ -54,6 +54,7 @@ ORDER = [
     "ops.matmul",
     "ops.image",
     "ops.unfold",
+    "ops.conv.bfloat16",
     "ops.conv",
     "ops.normalization",
     "ops.quantized",

@@ -51,6 +51,13 @@ class CpuOptions(DeviceOptions):
     STRASSEN: bool = option(
         True, "allow Strassen's algorithm for large weights, with slightly different rounding"
     )
+    INFERENCE_PRECISION: str = option(
+        "",
+        "float32: compute float16 and bfloat16 in float32; bfloat16: matrix products and "
+        "convolutions of float32 may round their operands to bfloat16, with sums in float32, where "
+        "the processor multiplies matrix tiles (AMX); empty: in the model's dtypes",
+        values=("", "float32", "bfloat16"),
+    )
     WEIGHTS_PRECISION: str = option(
         "",
         "store float32 weights of matrix products and convolutions in bfloat16, with sums in "
@@ -197,7 +204,7 @@ def plan_options(options: CpuOptions) -> PlanOptions:
     properties = {
         field.name: getattr(options, field.name)
         for field in attrs.fields(CpuOptions)
-        if field.name in ("WINOGRAD", "STRASSEN", "WEIGHTS_PRECISION")
+        if field.name in ("WINOGRAD", "STRASSEN", "WEIGHTS_PRECISION", "INFERENCE_PRECISION")
     }
     return PlanOptions(
         threads=threads_per_stream(options), blocked=options.BLOCKED_LAYOUT, properties=properties

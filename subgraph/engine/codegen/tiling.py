@@ -59,6 +59,7 @@ class TileBlock(WordBlock):
         addend: Bytes from a vector of B to the one that is added to it (tiles with ``mixed`` only).
         sum_copy: Bytes from a vector of B to where its sum with the addend is stored.
         sign: Factor of the addend, 1 or -1.
+        a_register: Stride of A between registers of 16 rows (matrix tiles only).
     """
 
     a: Address
@@ -100,12 +101,18 @@ class TileBlock(WordBlock):
     addend: int
     sum_copy: int
     sign: float
+    a_register: int
 
 
 # Flags of `TileBlock.flags`.
 F_LO = 1  # the result is at least `low`
 F_HI = 2  # the result is at most `high`
 F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice`` only)
+
+# Matrix tiles (`subgraph.engine.codegen.matrix_tile`): rows and vectors of two by two registers of
+# sums, and elements of bfloat16 of a step along K (hardware figures).
+MATRIX_TILE = 32, 2
+MATRIX_DEPTH = 32
 
 # Tiles of at most this many rows unroll their steps over operands without gaps, each of which then
 # needs one address register (x86's addressing modes reach the multiples of a stride up to 8).

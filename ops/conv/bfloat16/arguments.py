@@ -1,0 +1,182 @@
+"""Arguments of the kernels of convolutions over matrix tiles."""
+
+from __future__ import annotations
+
+from subgraph.engine.codegen.arguments import Address, KernelArguments
+
+
+class RoundArguments(KernelArguments):
+    """Arguments of `round_lines`; a work unit is a line of a block of 32 channels.
+
+    A line is the pixels of a row of the image that one row of outputs reads: all of them, or only
+    those of one tap. Lines are numbered by tap, plane and row of their windows.
+
+    Attributes:
+        x: Images of float32 in blocks of 16 channels, ``[N][block][D][H][W][16]``.
+        y: The lines of bfloat16: for each block and tap the pixels of its lines, 32 channels each.
+        groups: Groups of channels.
+        blocks: Blocks of 16 channels of a group.
+        depth: Planes of an image.
+        height: Rows of an image.
+        width: Columns of an image.
+        planes: Planes of lines.
+        rows: Rows of lines.
+        columns: Pixels of a line.
+        taps_height: Taps along the height that have lines of their own; 1 if lines are for all.
+        taps_width: The same along the width.
+        tap_planes: Planes from a tap to the next one along the depth.
+        tap_rows: Rows from a tap to the next one along the height.
+        tap_columns: Columns from a tap to the next one along the width.
+        plane_step: Planes of the image from a plane of lines to the next one.
+        row_step: Rows from a row of lines to the next one.
+        column_step: Columns from a pixel of a line to the next one.
+        first_plane: Plane of the first tap's first line; negative in the padding.
+        first_row: Its row.
+        first_column: The column of its first pixel.
+        lines: Lines of a block.
+        y_group: Bytes of y between groups, those of the next image included.
+        y_block: Bytes of y between blocks.
+        y_tap: Bytes of y between taps.
+        y_register: Bytes of y between runs of 16 pixels.
+    """
+
+    x: Address
+    y: Address
+    groups: int
+    blocks: int
+    depth: int
+    height: int
+    width: int
+    planes: int
+    rows: int
+    columns: int
+    taps_height: int
+    taps_width: int
+    tap_planes: int
+    tap_rows: int
+    tap_columns: int
+    plane_step: int
+    row_step: int
+    column_step: int
+    first_plane: int
+    first_row: int
+    first_column: int
+    lines: int
+    y_group: int
+    y_block: int
+    y_tap: int
+    y_register: int
+
+
+class PatchArguments(KernelArguments):
+    """Arguments of `round_patches`; a work unit is a row of outputs of an image.
+
+    Attributes:
+        x: Images of float32, ``[N][C][H][W]``.
+        y: Registers of bfloat16: for each 16 outputs all steps, of 32 elements (channel, tap) each.
+        channels: Channels of an image.
+        height: Rows of an image.
+        width: Columns of an image.
+        rows: Rows of outputs of an image.
+        columns: Outputs of a row.
+        taps_height: Rows of taps.
+        taps_width: Taps of a row, at most 16.
+        tap_rows: Rows of the image from a row of taps to the next one.
+        row_step: Rows of the image from a row of outputs to the next one.
+        column_step: Columns of the image from an output to the next one.
+        pad_height: Rows of padding before the image.
+        pad_width: Columns of padding before the image.
+        steps: Steps of an output.
+        y_image: Bytes of y between images.
+        scratch: Memory of the first worker: ``scratch_columns`` elements for each channel and row
+            of taps, then the elements of the steps of an output.
+        scratch_bytes: Bytes between the areas of workers.
+        scratch_columns: Columns of an image with its padding, and a vector more.
+    """
+
+    x: Address
+    y: Address
+    channels: int
+    height: int
+    width: int
+    rows: int
+    columns: int
+    taps_height: int
+    taps_width: int
+    tap_rows: int
+    row_step: int
+    column_step: int
+    pad_height: int
+    pad_width: int
+    steps: int
+    y_image: int
+    scratch: Address
+    scratch_bytes: int
+    scratch_columns: int
+
+
+class MatrixConvArguments(KernelArguments):
+    """Arguments of `convolve`; a work unit is a block of rows of a block of panels of a group.
+
+    Rows are innermost, then panels. A panel is two blocks of 16 output channels, or the last one.
+    The pixels of 16 neighbouring outputs fill a register of x.
+
+    Attributes:
+        x: Lines of bfloat16, as `round_lines` writes them.
+        weights: Registers of pairs, ``[group][panel][block of 32 inputs][tap]``.
+        y: Results of float32 in blocks of 16 channels.
+        bias: One element for each channel, padded to whole blocks; 0: none.
+        residual: An array laid out as y that is added; 0: none.
+        groups: Groups of channels.
+        blocks: Blocks of 32 input channels of a group.
+        output_blocks: Blocks of 16 output channels of a group.
+        taps_height: Rows of taps.
+        taps_width: Taps of a row.
+        outputs: Outputs of an image.
+        rows: Rows of outputs of an image, or runs of them that are computed at a time.
+        columns: Outputs of a row; the last one may have fewer.
+        x_group: Bytes of x between groups, those of the next image included.
+        x_block: Bytes of x between blocks of channels.
+        x_tap_row: Bytes of x between rows of taps.
+        x_tap: Bytes of x between taps of a row.
+        x_row: Bytes of x between the first pixels of rows of outputs.
+        x_column: Bytes of x between the first pixels of outputs of a register.
+        x_register: Bytes of x between the first pixels of registers.
+        y_block: Bytes of y between blocks of channels.
+        tile: The matrix tile.
+        activation: The kernel applied to a finished tile; 0: none.
+        flags: ``F_*`` flags of the results.
+        low: Lower bound of the results, if the flags ask for it.
+        high: Upper bound of the results, if the flags ask for it.
+        unit_rows: Rows of a unit.
+        unit_panels: Panels of a unit.
+    """
+
+    x: Address
+    weights: Address
+    y: Address
+    bias: Address
+    residual: Address
+    groups: int
+    blocks: int
+    output_blocks: int
+    taps_height: int
+    taps_width: int
+    outputs: int
+    rows: int
+    columns: int
+    x_group: int
+    x_block: int
+    x_tap_row: int
+    x_tap: int
+    x_row: int
+    x_column: int
+    x_register: int
+    y_block: int
+    tile: Address
+    activation: Address
+    flags: int
+    low: float
+    high: float
+    unit_rows: int
+    unit_panels: int

@@ -1,0 +1,306 @@
+"""Direct convolution over matrix tiles on the CPU device: the two steps and their tiling."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE
+from subgraph.engine.planner.lowering import Argument, Lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.symbolic import larger, smaller
+from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, shared
+from subgraph.system.host import caches
+
+from .arguments import MatrixConvArguments, PatchArguments, RoundArguments
+
+_ROWS, _REGISTER_ROWS = MATRIX_TILE[0], MATRIX_TILE[0] // 2
+_LINE = MATRIX_DEPTH * 2  # bytes of a block's channels of a pixel
+_REGISTER = _REGISTER_ROWS * _LINE  # bytes of a register
+_COPY_CYCLES = 4  # cycles in which a pixel of a block is rounded (estimate)
+# Cycles of the products of one register of A with those of a panel (hardware figure).
+_PRODUCT_CYCLES = 2 * _REGISTER_ROWS
+_UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
+
+
+@attrs.frozen
+class _Input:
+    """The rounded input of a convolution: registers of pixels, or rows of an image.
+
+    Attributes:
+        lines: Its memory.
+        blocks: Blocks of 32 elements that each tap multiplies.
+        taps: Rows of taps, and taps of a row.
+        rows: Rows of outputs, or runs of them that are computed at a time.
+        columns: Outputs of a row.
+        strides: The fields ``x_*`` of `MatrixConvArguments`.
+    """
+
+    lines: Argument
+    blocks: int
+    taps: tuple[int, int]
+    rows: int
+    columns: int
+    strides: dict[str, int]
+
+
+def emit_matrix_convolution(
+    low: Lowering,
+    of: Tiles,
+    g: Geometry,
+    x: Argument,
+    weight: Argument,
+    bias: Argument,
+    residual: Argument,
+    y: Argument,
+    act: Activation,
+    *,
+    plain: bool,
+    flops: int,
+) -> None:
+    """Emit a convolution whose operands are rounded to bfloat16.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The matrix tiles.
+        g: Sizes of the convolution. Channels of several groups are whole blocks.
+        x: Input of float32, in the blocked layout unless ``plain``.
+        weight: Registers of pairs of bfloat16, as `direct_weights` packs them.
+        bias: Bias, padded to whole blocks; 0: none.
+        residual: Array laid out as ``y`` that is added; 0: none.
+        y: Output of float32 in the blocked layout.
+        act: The activation.
+        plain: The input is in the plain layout; see `reads_patches`.
+        flops: Operations to report.
+    """
+    if plain:
+        source = _emit_patches(low, g, x)
+    elif _gathers(of, g):
+        source = _emit_registers(low, of, g, x)
+    else:
+        source = _emit_rows(low, of, g, x)
+    output_blocks = -(-g.outputs // of.lanes)
+    panels = -(-output_blocks // of.nv)
+    unit_rows, unit_panels = _units(low.threads, of, g, source, panels)
+    arguments = MatrixConvArguments(
+        x=source.lines,
+        weights=weight,
+        y=y,
+        bias=bias,
+        residual=residual,
+        groups=g.groups,
+        blocks=source.blocks,
+        output_blocks=output_blocks,
+        taps_height=source.taps[0],
+        taps_width=source.taps[1],
+        outputs=g.pixels,
+        rows=source.rows,
+        columns=source.columns,
+        **source.strides,
+        y_block=g.pixels * of.lanes * of.item,
+        tile=of.contraction(),
+        **act.arguments(),
+        unit_rows=unit_rows,
+        unit_panels=unit_panels,
+    )
+    units = g.images * g.groups * -(-source.rows // unit_rows) * -(-panels // unit_panels)
+    written = g.images * g.groups * output_blocks * g.pixels * of.lanes * of.item
+    low.emit(
+        Kernel("subgraph.ops.conv.bfloat16.kernels", "convolve"),
+        arguments,
+        units,
+        grain=grain(units, flops),
+        flops=flops,
+        bytes=g.images * g.groups * source.strides["x_group"] + written,
+    )
+
+
+def reads_patches(g: Geometry) -> bool:
+    """Return whether a convolution of few channels can read them as patches of a plain image."""
+    flat = g.source[0] == g.target[0] == g.kernel[0] == 1
+    return flat and g.groups == 1 and g.dilations[2] == 1 and g.kernel[2] <= _REGISTER_ROWS
+
+
+def _gathers(of: Tiles, g: Geometry) -> bool:
+    """Return whether each tap has its own copy of the pixels that outputs read.
+
+    Then all outputs of an image are one row, of which the tiles are full; otherwise the rows of
+    the image are copied once, with their padding.
+    """
+    if g.taps == 1 or not g.source[0] == g.target[0] == g.kernel[0] == 1:
+        return True
+    panels = -(-g.outputs // of.width)
+    in_rows = g.target[1] * -(-g.target[2] // _REGISTER_ROWS)
+    saved = (in_rows - -(-g.pixels // _REGISTER_ROWS)) * g.taps * panels * _PRODUCT_CYCLES
+    copied = g.pixels * g.taps - g.reach(1, g.target[1]) * g.reach(2, g.target[2])
+    return saved > copied * _COPY_CYCLES
+
+
+def _emit_patches(low: Lowering, g: Geometry, x: Argument) -> _Input:
+    """Emit the step that rounds the windows of a plain image of few channels."""
+    elements = g.inputs * g.taps
+    steps = -(-elements // MATRIX_DEPTH)
+    y_image = -(-g.pixels // _REGISTER_ROWS) * steps * _REGISTER
+    target = low.scratch(g.images * y_image)
+    # Windows are read in whole vectors.
+    columns = g.reach(2, g.target[2]) + _REGISTER_ROWS
+    scratch = (g.inputs * g.kernel[1] * columns + steps * MATRIX_DEPTH) * 4
+    arguments = PatchArguments(
+        x=x,
+        y=target,
+        channels=g.inputs,
+        height=g.source[1],
+        width=g.source[2],
+        rows=g.target[1],
+        columns=g.target[2],
+        taps_height=g.kernel[1],
+        taps_width=g.kernel[2],
+        tap_rows=g.dilations[1],
+        row_step=g.strides[1],
+        column_step=g.strides[2],
+        pad_height=g.pads[1],
+        pad_width=g.pads[2],
+        steps=steps,
+        y_image=y_image,
+        **low.worker_scratch(scratch + _LINE),
+        scratch_columns=columns,
+    )
+    units = g.images * g.target[1]
+    low.emit(
+        Kernel("subgraph.ops.conv.bfloat16.kernels", "round_patches"),
+        arguments,
+        units,
+        grain=grain(units, g.images * g.pixels * elements),
+        bytes=g.images * y_image,
+    )
+    return _registers(target, g, 1, steps)
+
+
+def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> _Input:
+    """Return an input of registers, for each 16 outputs all blocks and taps."""
+    strides = {
+        "x_group": -(-g.pixels // _REGISTER_ROWS) * blocks * taps * _REGISTER,
+        "x_block": taps * _REGISTER,
+        "x_tap_row": 0,
+        "x_tap": _REGISTER,
+        "x_row": 2 * blocks * taps * _REGISTER,
+        "x_column": _LINE,
+        "x_register": blocks * taps * _REGISTER,
+    }
+    return _Input(target, blocks, (1, taps), -(-g.pixels // _ROWS), _ROWS, strides)
+
+
+def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
+    """Emit the step that rounds, for each tap, the pixels that outputs read."""
+    blocks = -(-g.inputs // MATRIX_DEPTH)
+    group = -(-g.pixels // _REGISTER_ROWS) * blocks * g.taps * _REGISTER
+    target = low.scratch(g.images * g.groups * group)
+    found = _registers(target, g, g.taps, blocks)
+    arguments = RoundArguments(
+        x=x,
+        y=target,
+        **_sizes(of, g),
+        planes=g.target[0],
+        rows=g.target[1],
+        columns=g.target[2],
+        taps_height=g.kernel[1],
+        taps_width=g.kernel[2],
+        tap_planes=g.dilations[0],
+        tap_rows=g.dilations[1],
+        tap_columns=g.dilations[2],
+        plane_step=g.strides[0],
+        row_step=g.strides[1],
+        column_step=g.strides[2],
+        lines=g.taps * g.target[0] * g.target[1],
+        y_group=found.strides["x_group"],
+        y_block=found.strides["x_block"],
+        y_tap=_REGISTER,
+        y_register=found.strides["x_register"],
+    )
+    _emit_rounding(low, g, arguments)
+    return found
+
+
+def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
+    """Emit the step that rounds the rows of an image, with their padding."""
+    blocks = -(-g.inputs // MATRIX_DEPTH)
+    rows, columns = g.reach(1, g.target[1]), g.reach(2, g.target[2])
+    row = columns * _LINE
+    group = blocks * rows * row
+    # The tile of the last outputs of a row reads whole registers.
+    target = low.scratch(g.images * g.groups * group + _ROWS * g.strides[2] * _LINE)
+    arguments = RoundArguments(
+        x=x,
+        y=target,
+        **_sizes(of, g),
+        planes=1,
+        rows=rows,
+        columns=columns,
+        taps_height=1,
+        taps_width=1,
+        tap_planes=0,
+        tap_rows=0,
+        tap_columns=0,
+        plane_step=1,
+        row_step=1,
+        column_step=1,
+        lines=rows,
+        y_group=group,
+        y_block=rows * row,
+        y_tap=0,
+        y_register=_REGISTER,
+    )
+    _emit_rounding(low, g, arguments)
+    strides = {
+        "x_group": group,
+        "x_block": rows * row,
+        "x_tap_row": g.dilations[1] * row,
+        "x_tap": g.dilations[2] * _LINE,
+        "x_row": g.strides[1] * row,
+        "x_column": g.strides[2] * _LINE,
+        "x_register": g.strides[2] * _REGISTER,
+    }
+    return _Input(target, blocks, (g.kernel[1], g.kernel[2]), g.target[1], g.target[2], strides)
+
+
+def _sizes(of: Tiles, g: Geometry) -> dict[str, int]:
+    """Return the fields of `RoundArguments` that describe the images."""
+    return {
+        "groups": g.groups,
+        "blocks": -(-g.inputs // of.lanes),
+        "depth": g.source[0],
+        "height": g.source[1],
+        "width": g.source[2],
+        "first_plane": -g.pads[0],
+        "first_row": -g.pads[1],
+        "first_column": -g.pads[2],
+    }
+
+
+def _emit_rounding(low: Lowering, g: Geometry, arguments: RoundArguments) -> None:
+    """Emit the kernel `round_lines`."""
+    lines = g.images * g.groups * -(-g.inputs // MATRIX_DEPTH) * arguments.lines
+    pixels = lines * arguments.columns
+    low.emit(
+        Kernel("subgraph.ops.conv.bfloat16.kernels", "round_lines"),
+        arguments,
+        lines,
+        grain=grain(lines, pixels * MATRIX_DEPTH),
+        bytes=3 * pixels * _LINE,
+    )
+
+
+def _units(threads: int, of: Tiles, g: Geometry, source: _Input, panels: int) -> tuple[int, int]:
+    """Return the rows and the panels of a unit."""
+    # The weights of a unit's panels stay in half of the L2 cache while all its pixels are computed.
+    panel = source.blocks * math.prod(source.taps) * of.nv * _REGISTER
+    unit_panels = smaller(panels, larger(1, caches().l2 // 2 // panel))
+    rows, images = source.rows, g.images * g.groups
+    if threads == 1:
+        return rows, unit_panels
+    wanted = _UNITS_PER_THREAD * threads
+    unit_rows = shared(rows, rows, images * -(-panels // unit_panels), wanted, 1, 1)
+    others = images * -(-rows // unit_rows)
+    return unit_rows, shared(unit_panels, panels, others, wanted, 1, 1)

@@ -1,0 +1,210 @@
+"""Kernels of convolutions over matrix tiles: rounding of the input, and the products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.matrix_tile import (
+    LANES,
+    REGISTER_BYTES,
+    ROW_BYTES,
+    ROWS,
+    configure_tiles,
+    release_tiles,
+    store_bfloat16,
+)
+from subgraph.engine.codegen.simd import call_kernel, vec
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE, TileBlock
+
+from .arguments import MatrixConvArguments, PatchArguments, RoundArguments
+
+_tile_block = stack_block(TileBlock)
+_PIXEL = LANES * 4  # bytes of the 16 channels of a pixel of float32
+
+
+def round_lines() -> Callable[..., None]:
+    """Return the kernel of `RoundArguments`, which rounds the lines that windows read."""
+    arguments = view_of(RoundArguments)
+    v = vec("float32", LANES)
+    load, zero = v.load, v.zero
+
+    @register_jitable
+    def place(y: int, register: int, pixel: int) -> int:
+        """Return the address of a pixel, of which each 16 are ``register`` bytes apart."""
+        return y + pixel // ROWS * register + pixel % ROWS * ROW_BYTES
+
+    @register_jitable
+    def clear(y: int, register: int, first: int, last: int) -> None:
+        for pixel in range(first, last):
+            to = place(y, register, pixel)
+            store_bfloat16(to, zero())
+            store_bfloat16(to + ROW_BYTES // 2, zero())
+
+    @register_jitable
+    def copy(x: int, second: int, step: int, y: int, register: int, first: int, last: int) -> None:
+        """Round pixels of two blocks, ``second`` bytes apart; 0: the second has only zeros."""
+        for pixel in range(first, last):
+            at, to = x + (pixel - first) * step, place(y, register, pixel)
+            store_bfloat16(to, load(at))
+            store_bfloat16(to + ROW_BYTES // 2, load(at + second) if second != 0 else zero())
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        pairs = (a.blocks + 1) // 2
+        width, columns, step = a.width, a.columns, a.column_step
+        area = a.depth * a.height * width * _PIXEL
+        for unit in range(begin, end):
+            line, block = unit % a.lines, unit // a.lines % pairs
+            group = unit // (a.lines * pairs)
+            row, rest = line % a.rows, line // a.rows
+            plane, tap = rest % a.planes, rest // a.planes
+            d = a.first_plane + plane * a.plane_step
+            d += tap // (a.taps_height * a.taps_width) * a.tap_planes
+            h = a.first_row + row * a.row_step + tap // a.taps_width % a.taps_height * a.tap_rows
+            w = a.first_column + tap % a.taps_width * a.tap_columns
+            y = a.y + group * a.y_group + block * a.y_block + tap * a.y_tap
+            pixel = (plane * a.rows + row) * columns
+            if d < 0 or d >= a.depth or h < 0 or h >= a.height:
+                clear(y, a.y_register, pixel, pixel + columns)
+                continue
+            # The first pixel at column 0 or behind, and the first one behind the image.
+            left = min(max((step - 1 - w) // step, 0), columns)
+            right = max(min((width - w + step - 1) // step, columns), left)
+            x = a.x + (group * a.blocks + 2 * block) * area
+            x += ((d * a.height + h) * width + w + left * step) * _PIXEL
+            second = area if 2 * block + 1 < a.blocks else 0
+            register = a.y_register
+            clear(y, register, pixel, pixel + left)
+            copy(x, second, step * _PIXEL, y, register, pixel + left, pixel + right)
+            clear(y, register, pixel + right, pixel + columns)
+
+    return kernel
+
+
+def round_patches() -> Callable[..., None]:
+    """Return the kernel of `PatchArguments`, which rounds the windows of a plain image."""
+    arguments = view_of(PatchArguments)
+    v = vec("float32", LANES)
+    load, load_n, store, store_n, zero = v.load, v.load_n, v.store, v.store_n, v.zero
+
+    @register_jitable
+    def fill(to: int, first: int, last: int) -> None:
+        """Clear elements; the vector of the last ones may reach beyond."""
+        for i in range(first, last, LANES):
+            store(to + i * 4, zero())
+
+    @register_jitable
+    def load_rows(a: PatchArguments, image: int, row: int, to: int) -> None:
+        """Copy the rows that a row of outputs reads, with their padding, for each channel."""
+        width, columns = a.width, a.scratch_columns
+        for line in range(a.channels * a.taps_height):
+            channel, tap = line // a.taps_height, line % a.taps_height
+            h = row * a.row_step - a.pad_height + tap * a.tap_rows
+            fill(to, 0, columns)
+            if h >= 0 and h < a.height:
+                source = a.x + ((image * a.channels + channel) * a.height + h) * width * 4
+                # Columns in front of the image or behind the last window are left out.
+                first = max(0, -a.pad_width)
+                last = min(width, columns - LANES - a.pad_width)
+                for i in range(first, last, LANES):
+                    store_n(to + (a.pad_width + i) * 4, last - i, load_n(source + i * 4, last - i))
+            to += columns * 4
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        lines = a.scratch + worker * a.scratch_bytes
+        runs, taps, steps = a.channels * a.taps_height, a.taps_width, a.steps
+        patch = lines + runs * a.scratch_columns * 4
+        fill(patch, 0, steps * MATRIX_DEPTH)
+        for unit in range(begin, end):
+            image, row = unit // a.rows, unit % a.rows
+            load_rows(a, image, row, lines)
+            for column in range(a.columns):
+                source = lines + column * a.column_step * 4
+                for run in range(runs):
+                    values = load_n(source + run * a.scratch_columns * 4, taps)
+                    store_n(patch + run * taps * 4, taps, values)
+                pixel = row * a.columns + column
+                to = a.y + image * a.y_image + pixel // ROWS * steps * REGISTER_BYTES
+                to += pixel % ROWS * ROW_BYTES
+                for step in range(steps):
+                    at = patch + step * MATRIX_DEPTH * 4
+                    store_bfloat16(to, load(at))
+                    store_bfloat16(to + ROW_BYTES // 2, load(at + LANES * 4))
+                    to += REGISTER_BYTES
+
+    return kernel
+
+
+def convolve() -> Callable[..., None]:
+    """Return the kernel of `MatrixConvArguments`, which multiplies lines and weights."""
+    arguments = view_of(MatrixConvArguments)
+    most, vectors_of_panel = MATRIX_TILE
+
+    @register_jitable
+    def set_loops(a: MatrixConvArguments, t: TileBlock, vectors: int) -> None:
+        """Set the loops over blocks and taps of a panel of one or two vectors."""
+        tap = vectors * REGISTER_BYTES
+        t.outer_count = a.blocks
+        t.outer_a = a.x_block
+        t.outer_b = a.taps_height * a.taps_width * tap
+        t.middle_count = a.taps_height
+        t.middle_a = a.x_tap_row
+        t.middle_b = a.taps_width * tap
+        t.inner_count = a.taps_width
+        t.inner_a = a.x_tap
+        t.inner_b = tap
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        t = _tile_block()
+        t.steps = 1
+        t.a_row = a.x_column
+        t.a_register = a.x_register
+        t.b_vector = REGISTER_BYTES
+        t.c_row = _PIXEL
+        t.c_vector = a.y_block
+        t.residual_row = _PIXEL
+        t.residual_vector = a.y_block
+        t.start_vector = _PIXEL
+        t.flags = a.flags
+        t.low = a.low
+        t.high = a.high
+        panels = (a.output_blocks + vectors_of_panel - 1) // vectors_of_panel
+        row_units = (a.rows + a.unit_rows - 1) // a.unit_rows
+        panel_units = (panels + a.unit_panels - 1) // a.unit_panels
+        weights_of_block = a.blocks * a.taps_height * a.taps_width * REGISTER_BYTES
+        configure_tiles()
+        for unit in range(begin, end):
+            first_row = unit % row_units * a.unit_rows
+            last_row = min(first_row + a.unit_rows, a.rows)
+            first_panel = unit // row_units % panel_units * a.unit_panels
+            image = unit // (row_units * panel_units)
+            last_panel = min(first_panel + a.unit_panels, panels)
+            for row in range(first_row, last_row):
+                x = a.x + image * a.x_group + row * a.x_row
+                columns = min(a.columns, a.outputs - row * a.columns)
+                for column in range(0, columns, most):
+                    pixels = min(most, columns - column)
+                    t.a = x + column // ROWS * a.x_register
+                    # All panels of some pixels: their part of x is in the L1 cache meanwhile.
+                    for panel in range(first_panel, last_panel):
+                        block = panel * vectors_of_panel
+                        vectors = min(vectors_of_panel, a.output_blocks - block)
+                        set_loops(a, t, vectors)
+                        channels = image % a.groups * a.output_blocks + block
+                        t.b = a.weights + channels * weights_of_block
+                        t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
+                        at = (image * a.output_blocks + block) * a.y_block
+                        at += (row * a.columns + column) * _PIXEL
+                        t.c = a.y + at
+                        t.residual = a.residual + at if a.residual != 0 else 0
+                        call_kernel(a.tile, t, pixels, vectors, 0)
+                        if a.activation != 0:
+                            call_kernel(a.activation, t, pixels, vectors, 0)
+        release_tiles()
+
+    return kernel

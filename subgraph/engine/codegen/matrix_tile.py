@@ -1,0 +1,375 @@
+"""Matrix tiles: contraction tiles of bfloat16 over AMX's tile registers.
+
+A tile register holds 16 rows of 64 bytes. One instruction (tdpbf16ps) multiplies 16 rows of 32
+elements of A with 32 rows of 16 columns of B and adds the products, in float32, to 16 x 16 sums:
+sixteen times as many products in a cycle as fused multiply-adds of float32. A contraction tile of
+two by two registers of sums loads four registers for four such instructions.
+
+Its arguments are a `TileBlock`, as those of `subgraph.engine.codegen.tile.contraction`. A step
+along K has `MATRIX_DEPTH` elements, so that A is rows of bfloat16, padded to whole steps. B is a
+sequence of registers: row r of one has, for each of 16 columns, the elements of rows 2 r and
+2 r + 1. Results, initial values and residuals are float32.
+
+Rows of a register are independent: those beyond the rows of a tile are read, and may hold anything,
+but are not stored. Subnormal elements count as 0. (Source: Intel's Architecture Instruction Set
+Extensions Programming Reference, TDPBF16PS.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from subgraph.engine.codegen.emit import Emit, set_alignment
+from subgraph.engine.codegen.irtools import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    INT64,
+    VOID,
+    call_intrinsic,
+    define,
+    f32_to_bf16,
+    load_at,
+    pointer,
+    store_at,
+    vec_type,
+)
+from subgraph.engine.codegen.tile import size_switch
+from subgraph.engine.codegen.tiling import F_HI, F_LO, MATRIX_DEPTH
+from subgraph.system import host
+from subgraph.system.numba_internals import cgutils
+
+ROWS = 16  # rows of a register
+ROW_BYTES = 64  # bytes of a row of a register
+LANES = 16  # sums of float32 of a row
+REGISTER_BYTES = ROWS * ROW_BYTES
+# Registers of A and of B follow those of the sums.
+_SUMS, _LEFT, _RIGHT = 0, 4, 6
+_REGISTERS = 8
+_LOOPS = ("outer", "middle", "inner")
+# The configuration of all registers to their full size: Intel's "palette 1", whose bytes 16 to 31
+# are the bytes of a row of each register (16 bits), and bytes 48 to 55 the numbers of rows.
+_CONFIGURATION = bytes(
+    [1, *[0] * 15, *[ROW_BYTES, 0] * _REGISTERS, *[0] * 16, *[ROWS] * 8, *[0] * 8]
+)
+
+
+def _configure(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
+    if not host.is_emulated():
+        kind = ir.ArrayType(I8, len(_CONFIGURATION))
+        value = ir.Constant(kind, bytearray(_CONFIGURATION))
+        address = cgutils.alloca_once_value(builder, value)
+        call_intrinsic(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [address])
+
+
+def _release(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
+    if not host.is_emulated():
+        call_intrinsic(builder, "llvm.x86.tilerelease", ir.VoidType(), [])
+
+
+# Intrinsics without arguments, which a kernel calls before its first tile and after its last one.
+# Registers that are in use make switching between threads slow.
+configure_tiles = define(VOID, [], _configure)
+release_tiles = define(VOID, [], _release)
+
+
+def _store_rounded(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+    store_at(builder, args[0], emit_bfloat16(builder, args[1]), 2)
+
+
+# The intrinsic (address, vector of 16 float32), which stores the elements rounded to bfloat16.
+store_bfloat16 = define(VOID, [INT64, vec_type("float32", LANES)], _store_rounded)
+
+
+def _store_pairs(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+    vector, wide = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+    low, high = (
+        builder.zext(emit_bfloat16(builder, load_at(builder, address, vector, 4)), wide)
+        for address in args[1:]
+    )
+    shifted = builder.shl(high, ir.Constant(wide, [16] * LANES))
+    store_at(builder, args[0], builder.or_(low, shifted), 4)
+
+
+# The intrinsic (address, address of row 0, of row 1), which stores pairs of the elements of two
+# rows of 16 float32, rounded to bfloat16: a row of a register of B.
+store_bfloat16_pairs = define(VOID, [INT64, INT64, INT64], _store_pairs)
+
+
+def emit_bfloat16(builder: Any, value: Any) -> Any:
+    """Emit the conversion of 16 float32 to bfloat16, to nearest even, as i16.
+
+    Subnormal numbers may become 0, as they do in products.
+
+    Args:
+        builder: LLVM's builder.
+        value: Vector of 16 float32.
+    """
+    if host.is_emulated() or not host.isa().has("avx512bf16"):
+        return f32_to_bf16(builder, value)
+    # llvmlite has no type of LLVM's bfloat, which the intrinsic returns.
+    kind = ir.FunctionType(ir.VectorType(I16, LANES), [value.type])
+    return builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value])
+
+
+class TileRegisters:
+    """Emits the instructions of tile registers, or what they do on an emulated machine.
+
+    Args:
+        e: The emitter of the function that uses the registers.
+    """
+
+    def __init__(self, e: Emit) -> None:
+        self.e = e
+        self.slots: list[Any] = []
+        if host.is_emulated():
+            kind = ir.ArrayType(I8, REGISTER_BYTES)
+            with e.b.goto_entry_block():
+                for _ in range(_REGISTERS):
+                    slot = e.b.alloca(kind)
+                    slot.align = ROW_BYTES
+                    self.slots.append(e.b.ptrtoint(slot, I64))
+
+    def _call(self, name: str, *args: Any) -> None:
+        call_intrinsic(self.e.b, f"llvm.x86.{name}", ir.VoidType(), list(args))
+
+    def _copy(self, source: Any, source_row: Any, target: Any, target_row: Any) -> None:
+        """Copy the rows of a register between two addresses."""
+        e = self.e
+        at, to = e.variable(source), e.variable(target)
+        with e.loop(e.const(ROWS)):
+            e.store(e.load(e.get(at)), e.get(to))
+            e.step(at, source_row)
+            e.step(to, target_row)
+
+    def zero(self, register: int) -> None:
+        """Set all elements of a register to 0."""
+        if not self.slots:
+            self._call("tilezero", I8(register))
+            return
+        e, slot = self.e, self.slots[register]
+        for row in range(ROWS):
+            e.store(e.fconst(0.0), e.b.add(slot, e.const(row * ROW_BYTES)))
+
+    def load(self, register: int, address: Any, row: Any) -> None:
+        """Load a register.
+
+        Args:
+            register: Its number.
+            address: LLVM int64, of row 0.
+            row: LLVM int64, bytes between rows.
+        """
+        if self.slots:
+            self._copy(address, row, self.slots[register], self.e.const(ROW_BYTES))
+            return
+        self._call("tileloadd64", I8(register), pointer(self.e.b, address, I8), row)
+
+    def store(self, register: int, address: Any, row: Any) -> None:
+        """Store a register.
+
+        Args:
+            register: Its number.
+            address: LLVM int64, of row 0.
+            row: LLVM int64, bytes between rows.
+        """
+        if self.slots:
+            self._copy(self.slots[register], self.e.const(ROW_BYTES), address, row)
+            return
+        self._call("tilestored64", I8(register), pointer(self.e.b, address, I8), row)
+
+    def multiply(self, sums: int, left: int, right: int) -> None:
+        """Add the products of two registers of bfloat16 to one of float32."""
+        if not self.slots:
+            self._call("tdpbf16ps", I8(sums), I8(left), I8(right))
+            return
+        e, b = self.e, self.e.b
+        pairs = ir.VectorType(I32, LANES)
+        upper = ir.Constant(pairs, [0xFFFF0000] * LANES)
+        shift = ir.Constant(pairs, [16] * LANES)
+        at, to = e.variable(self.slots[left]), e.variable(self.slots[sums])
+        with e.loop(e.const(ROWS)):
+            total = e.variable(e.load(e.get(to)))
+            a, from_b = e.variable(e.get(at)), e.variable(self.slots[right])
+            with e.loop(e.const(MATRIX_DEPTH // 2)):
+                both = b.load(b.inttoptr(e.get(a), ir.PointerType()), typ=I32)
+                set_alignment(both, 4)
+                x = e.splat(both)
+                y = b.bitcast(e.load(e.get(from_b)), pairs)
+                # The element of the even row of B is the lower half of a pair.
+                lower_x, lower_y = (b.bitcast(b.shl(v, shift), e.vector) for v in (x, y))
+                e.put(total, e.fma(lower_x, lower_y, e.get(total)))
+                upper_x, upper_y = (b.bitcast(b.and_(v, upper), e.vector) for v in (x, y))
+                e.put(total, e.fma(upper_x, upper_y, e.get(total)))
+                e.step(a, e.const(4))
+                e.step(from_b, e.const(ROW_BYTES))
+            e.store(e.get(total), e.get(to))
+            e.step(at, e.const(ROW_BYTES))
+            e.step(to, e.const(ROW_BYTES))
+
+
+class _MatrixTile:
+    """Emits a contraction tile of ``rows x vectors`` registers of sums.
+
+    Args:
+        e: The emitter.
+        t: Address of the `TileBlock`.
+        rows: Registers of sums along the rows, 1 or 2.
+        vectors: Registers of sums along the columns, 1 or 2.
+        masked: Whether the last vector of a row has `TileBlock.tail` elements only.
+    """
+
+    def __init__(self, e: Emit, t: Any, rows: int, vectors: int, masked: bool) -> None:
+        self.e, self.t, self.rows, self.vectors = e, t, rows, vectors
+        self.registers = TileRegisters(e)
+        self.mask = e.tail_mask(e.word(t, "tail")) if masked else None
+        self.a_row = e.word(t, "a_row")
+        self.a_register = e.word(t, "a_register")
+        self.b_vector = e.word(t, "b_vector")
+
+    def sum_register(self, i: int, j: int) -> int:
+        """Return the register of the sums of rows ``16 i`` and of vector j."""
+        return _SUMS + i * self.vectors + j
+
+    def step(self, a: Any, b: Any) -> None:
+        """Emit the products of one step, whose operands begin at two addresses."""
+        add = self.e.b.add
+        loaded: set[int] = set()
+
+        def load(register: int, address: Any, row: Any) -> int:
+            if register not in loaded:
+                loaded.add(register)
+                self.registers.load(register, address, row)
+            return register
+
+        # Each register is loaded just before its first use: products start after two loads.
+        for i in range(self.rows):
+            for j in range(self.vectors):
+                at_a = a if i == 0 else add(a, self.a_register)
+                at_b = b if j == 0 else add(b, self.b_vector)
+                left = load(_LEFT + i, at_a, self.a_row)
+                right = load(_RIGHT + j, at_b, self.e.const(ROW_BYTES))
+                self.registers.multiply(self.sum_register(i, j), left, right)
+
+    def loops(self, names: Sequence[str], a: Any, b: Any) -> None:
+        """Emit the loops ``names`` of the block and, inside them, that over the steps.
+
+        Args:
+            names: Names of loops, the outermost first.
+            a: Variable with the address of A, which is advanced.
+            b: Variable with the address of B, which is advanced.
+        """
+        e, t = self.e, self.t
+        if not names:
+            a_step, b_step = e.word(t, "a_step"), e.word(t, "b_step")
+            with e.loop(e.word(t, "steps")):
+                self.step(e.get(a), e.get(b))
+                e.step(a, a_step)
+                e.step(b, b_step)
+            return
+        with e.loop(e.word(t, f"{names[0]}_count")):
+            self.loops(names[1:], e.variable(e.get(a)), e.variable(e.get(b)))
+            e.step(a, e.word(t, f"{names[0]}_a"))
+            e.step(b, e.word(t, f"{names[0]}_b"))
+
+    def finish(self, rows: Any) -> None:
+        """Emit the epilogue of ``rows`` (LLVM int64) rows: add, apply the bounds, store C."""
+        e, t, b = self.e, self.t, self.e.b
+        line = self.vectors * LANES * e.item
+        with b.goto_entry_block():
+            slot = b.alloca(ir.ArrayType(F32, self.rows * ROWS * self.vectors * LANES))
+            slot.align = ROW_BYTES
+        sums = b.ptrtoint(slot, I64)
+        for i in range(self.rows):
+            for j in range(self.vectors):
+                to = b.add(sums, e.const(i * ROWS * line + j * ROW_BYTES))
+                self.registers.store(self.sum_register(i, j), to, e.const(line))
+        flags = e.word(t, "flags")
+        low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
+        high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
+        start, residual, c, own = (
+            e.variable(value)
+            for value in (e.word(t, "start"), e.word(t, "residual"), e.word(t, "c"), sums)
+        )
+        has_start, has_residual = (
+            b.icmp_signed("!=", e.get(slot), e.const(0)) for slot in (start, residual)
+        )
+        names = (
+            "start_row",
+            "start_vector",
+            "residual_row",
+            "residual_vector",
+            "c_row",
+            "c_vector",
+        )
+        w = {name: e.word(t, name) for name in names}
+        with e.loop(rows):
+            values = [
+                e.variable(e.load(b.add(e.get(own), e.const(j * ROW_BYTES))))
+                for j in range(self.vectors)
+            ]
+            for slot, present, name in (
+                (start, has_start, "start"),
+                (residual, has_residual, "residual"),
+            ):
+                with e.when(present):
+                    for j, value in enumerate(values):
+                        at = b.add(e.get(slot), b.mul(w[f"{name}_vector"], e.const(j)))
+                        e.put(value, b.fadd(e.load(at, self.lane_mask(j)), e.get(value)))
+                    e.step(slot, w[f"{name}_row"])
+            for j, value in enumerate(values):
+                # An ordered comparison is false for NaN, so that NaN passes both bounds.
+                v = e.get(value)
+                v = b.select(b.fcmp_ordered(">", low, v), low, v)
+                v = b.select(b.fcmp_ordered("<", high, v), high, v)
+                at = b.add(e.get(c), b.mul(w["c_vector"], e.const(j)))
+                e.store(v, at, self.lane_mask(j))
+            e.step(c, w["c_row"])
+            e.step(own, e.const(line))
+
+    def lane_mask(self, j: int) -> Any:
+        """Return the mask of vector j of a row; None if all its lanes exist."""
+        return self.mask if j == self.vectors - 1 else None
+
+    def emit(self, rows: Any) -> None:
+        """Emit the whole tile of ``rows`` (LLVM int64) rows."""
+        e, t = self.e, self.t
+        for i in range(self.rows):
+            for j in range(self.vectors):
+                self.registers.zero(self.sum_register(i, j))
+        self.loops(_LOOPS, e.variable(e.word(t, "a")), e.variable(e.word(t, "b")))
+        self.finish(rows)
+
+
+def contraction(
+    *, dtype: str, lanes: int, mr: int, nv: int, operands: str, masked: bool
+) -> Callable[..., None]:
+    """Return the kernel that computes one contraction tile of bfloat16.
+
+    Its arguments are ``(address of a TileBlock, rows, vectors, 0)`` with ``1 <= rows <= mr`` and
+    ``1 <= vectors <= nv``. The calling kernel configures the registers before (`configure_tiles`).
+
+    Args:
+        dtype: ``"float32"``, the dtype of C.
+        lanes: 16, the elements of a vector of C.
+        mr: Most rows of a tile, 16 or 32.
+        nv: Most vectors of a row of a tile, 1 or 2.
+        operands: ``"bfloat16"``, the dtype of A and B.
+        masked: Whether the last vector of each row has `TileBlock.tail` elements only.
+    """
+
+    def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
+        _MatrixTile(e, t, rows, vectors, masked).emit(count)
+
+    sizes = [(rows, v) for v in range(1, nv + 1) for rows in range(1, mr // ROWS + 1)]
+    name = "masked_matrix_tile" if masked else "matrix_tile"
+    tiles = size_switch(name, dtype, lanes, sizes, emit)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        tiles(args, (begin + ROWS - 1) // ROWS, end, begin)
+
+    return kernel

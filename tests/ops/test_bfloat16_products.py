@@ -1,0 +1,226 @@
+"""INFERENCE_PRECISION=bfloat16: products and convolutions equal those of rounded operands.
+
+Where the processor has no matrix tiles, they are emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.graph.types import Array
+from subgraph.system import host
+from tests.support.kernels import run_node
+
+OPTION = {"INFERENCE_PRECISION": "bfloat16"}
+ALWAYS = settings(max_examples=60, deadline=None)
+Sizes = tuple[int, ...]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tiles() -> Iterator[None]:
+    """Emulate matrix tiles on a machine without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not host.has_bfloat16_tiles():
+            patch.setenv("SUBGRAPH_ISA", "like-amx")
+            try:
+                assert host.has_bfloat16_tiles()
+            except sg.ConfigError as error:
+                pytest.skip(str(error))
+        yield
+
+
+def rounded(array: Array) -> Array:
+    return array.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def reference(op_type: str, inputs: list[Array], attrs: dict[str, Any]) -> Array:
+    """Return what onnx.reference computes in float64."""
+    names = [f"i{number}" for number in range(len(inputs))]
+    wide = [array.astype(np.float64) for array in inputs]
+    node = onnx.helper.make_node(op_type, names, ["y"], **attrs)
+    feeds = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, array.shape)
+        for name, array in zip(names, wide, strict=True)
+    ]
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, None)
+    graph = onnx.helper.make_graph([node], "g", feeds, [result])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    results: Any = ReferenceEvaluator(model).run(None, dict(zip(names, wide, strict=True)))
+    return np.asarray(results[0])
+
+
+@ALWAYS
+@given(
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 90), st.integers(1, 1100)),
+    turned=st.tuples(st.booleans(), st.booleans()),
+    alpha=st.sampled_from([1.0, 0.5]),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_products(
+    sizes: tuple[int, int, int], turned: tuple[bool, bool], alpha: float, threads: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = sizes
+    a = rng.standard_normal((k, m) if turned[0] else (m, k)).astype(np.float32)
+    b = rng.standard_normal((n, k) if turned[1] else (k, n)).astype(np.float32)
+    c = rng.standard_normal(n).astype(np.float32)
+    attrs = {"transA": int(turned[0]), "transB": int(turned[1]), "alpha": alpha}
+    (got,) = run_node(
+        "Gemm", [a, b, c], [(m, n)], attrs, constant=[1, 2], threads=threads, cuts=[0.3],
+        options=OPTION,
+    )  # fmt: skip
+    want = reference("Gemm", [rounded(a), rounded(b), c], attrs)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * k**0.5)
+
+
+@ALWAYS
+@given(
+    stack=st.lists(st.integers(1, 3), min_size=1, max_size=2),
+    shared=st.booleans(),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 70)),
+    seed=st.integers(0, 1 << 30),
+)
+def test_stacks_of_matrices(
+    stack: list[int], shared: bool, sizes: tuple[int, int, int], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = sizes
+    a = rng.standard_normal((*stack, m, k)).astype(np.float32)
+    b = rng.standard_normal((k, n) if shared else (*stack, k, n)).astype(np.float32)
+    (got,) = run_node("MatMul", [a, b], [(*stack, m, n)], constant=[1], options=OPTION)
+    want = rounded(a).astype(np.float64) @ rounded(b).astype(np.float64)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-4)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[Sizes, Sizes, dict[str, Any]]:
+    """Draw the shape of the images, that of the weights, and the attributes."""
+    rank = draw(st.integers(1, 3))
+    each = lambda low, high: [draw(st.integers(low, high)) for _ in range(rank)]  # noqa: E731
+    groups = draw(st.sampled_from([1, 1, 1, 2]))
+    inputs = (
+        32 * draw(st.integers(1, 2))
+        if groups > 1
+        else draw(st.sampled_from([1, 3, 7, 8, 20, 32, 50, 70]))
+    )
+    outputs = 16 * draw(st.integers(1, 4)) if groups > 1 else draw(st.integers(1, 70))
+    kernel, strides, dilations = each(1, 3), each(1, 3), each(1, 2)
+    pads = [draw(st.integers(0, 3)) for _ in range(2 * rank)]
+    sizes = [
+        max(1, (k - 1) * d + 1 - pads[i] - pads[rank + i])
+        + draw(st.integers(0, 20 if rank < 3 else 4))
+        for i, (k, d) in enumerate(zip(kernel, dilations, strict=True))
+    ]
+    attrs = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
+    images = (draw(st.integers(1, 2)), groups * inputs, *sizes)
+    return images, (groups * outputs, inputs, *kernel), attrs | {"group": groups}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=convolutions(),
+    blocked=st.booleans(),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_convolutions(
+    sizes: tuple[Sizes, Sizes, dict[str, Any]], blocked: bool, threads: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    images, weights, attrs = sizes
+    x = rng.standard_normal(images).astype(np.float32)
+    w = rng.standard_normal(weights).astype(np.float32)
+    c = rng.standard_normal(weights[0]).astype(np.float32)
+    want = reference("Conv", [rounded(x), rounded(w), c], attrs)
+    (got,) = run_node(
+        "Conv", [x, w, c], [want.shape], attrs, constant=[1, 2], threads=threads, cuts=[0.4],
+        blocked=[0] if blocked else [], out_layout="blocked" if blocked else "plain",
+        options=OPTION,
+    )  # fmt: skip
+    depth = weights[1] * int(np.prod(weights[2:]))
+    if weights[1] < 8 and not np.allclose(got, want, 1e-4, 2e-5 * depth**0.5):
+        # Few channels of volumes, or with a dilation, stay in float32.
+        want = reference("Conv", [x, w, c], attrs)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * depth**0.5)
+
+
+def network() -> tuple[sg.Graph, Array]:
+    """Return a graph with a residual, activations, two convolutions and a product, and an input."""
+    rng = np.random.default_rng(7)
+    weight = lambda name, *s: sg.parameter(name, rng.standard_normal(s).astype(np.float32) / 8)  # noqa: E731
+    x = sg.input("x", shape=(2, 24, 13, 11), dtype="float32")
+    h = ops.Relu(ops.Conv(x, weight("a", 40, 24, 3, 3), weight("ab", 40), pads=[1] * 4))
+    h = ops.Relu(ops.Add(ops.Conv(h, weight("b", 40, 40, 1, 1)), h))
+    h = ops.Sigmoid(ops.Conv(h, weight("c", 36, 40, 3, 3), strides=[2, 2]))
+    flat = ops.Flatten(ops.GlobalAveragePool(h))
+    y = ops.Relu(ops.Gemm(flat, weight("d", 36, 21), weight("db", 21)))
+    return sg.Graph([x], [y]), rng.standard_normal((2, 24, 13, 11)).astype(np.float32)
+
+
+def test_a_network_runs_on_matrix_tiles_and_is_close() -> None:
+    graph, x = network()
+    model = sg.compile_model(graph, "CPU", {**OPTION, "ENABLE_PROFILING": True})
+    request = model.create_infer_request()
+    got = request.infer([x])[0]
+    kernels = [entry.kernel for entry in request.profile()]
+    assert sum("bfloat16.kernels.convolve" in kernel for kernel in kernels) == 3
+    assert any("gemm" in kernel and "operands='bfloat16'" in kernel for kernel in kernels)
+    exact = sg.compile_model(graph, "CPU")([x])[0]
+    error = np.abs(np.asarray(got) - exact).max() / np.abs(exact).max()
+    assert 0 < error < 0.02
+
+
+def test_the_default_computes_in_float32() -> None:
+    graph, x = network()
+    model = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True})
+    request = model.create_infer_request()
+    request.infer([x])
+    assert not any("bfloat16" in entry.kernel for entry in request.profile())
+
+
+def test_new_values_of_weights_are_rounded_again() -> None:
+    graph, x = network()
+    model = sg.compile_model(graph, "CPU", OPTION)
+    before = np.asarray(model([x])[0])
+    weight = model.parameters["d"]
+    weight.assign(2 * weight.array)
+    bias = model.parameters["db"]
+    bias.assign(2 * bias.array)
+    np.testing.assert_allclose(model([x])[0], 2 * before, rtol=1e-5, atol=1e-5)
+
+
+def test_special_values() -> None:
+    b = np.array([[1.00390625, 1.01171875, -np.inf, np.nan, 3.3e38, -0.0, 1e30]], np.float32)
+    (got,) = run_node("MatMul", [np.ones((1, 1), np.float32), b], [(1, 7)], constant=[1],
+                      options=OPTION)  # fmt: skip
+    np.testing.assert_array_equal(got, rounded(b))
+    ones = np.ones((7, 1), np.float32)
+    (got,) = run_node("MatMul", [b.T.copy(), ones.T.copy()[:, :1]], [(7, 1)], constant=[1],
+                      options=OPTION)  # fmt: skip
+    np.testing.assert_array_equal(got, rounded(b).T)
+
+
+def test_an_unknown_precision_is_an_error() -> None:
+    with pytest.raises(sg.ConfigError, match="INFERENCE_PRECISION"):
+        sg.compile_model(network()[0], "CPU", {"INFERENCE_PRECISION": "float8"})
+
+
+def test_exported_models_keep_the_precision(tmp_path: object) -> None:
+    graph, x = network()
+    model = sg.compile_model(graph, "CPU", OPTION)
+    path = f"{tmp_path}/model.sgc"
+    model.export_model(path)
+    again = sg.Core().import_model(path, "CPU")
+    np.testing.assert_array_equal(again([x])[0], model([x])[0])
