@@ -51,11 +51,6 @@ from .products import (
 )
 from .strassen_cpu import emit_strassen, is_faster, is_possible, similar_columns
 
-# Rows of A that are a multiple of so many bytes apart share a set of an L1 cache with 64 sets of
-# 64-byte lines (hardware figure), and evict each other.
-_CACHE_SET_PERIOD = 4096
-# Rows of A and panels of B from which such rows are packed (estimates).
-_MIN_PACKED_ROWS, _MIN_PACKED_PANELS = 8, 3
 # Steps of K up to which packed rows take a single pass, and steps of one of several passes at most
 # (estimates): a pass of a block of rows and of a panel must fit in the L2 cache.
 _MAX_SINGLE_PASS, _MAX_PASS_DEPTH = 1024, 768
@@ -232,7 +227,7 @@ def _blocks_of_panels(
     a, item, count = product.a, of.item, math.prod(sizes)
     m, n, depth = a.rows, product.b.columns, a.columns
     panels = -(-n // of.width)
-    packed = bool(of.operands) or _packs_left(a, item, panels)
+    packed = bool(of.operands) or _is_scattered(a)
     kc = round_up(_pass_depth(depth), of.depth_step) if packed else max(depth, 1)
     mb, pb = _blocks(low.threads, count, m, panels, of, packed)
     arguments = GemmArguments(
@@ -279,11 +274,8 @@ def _packed_bytes(of: Tiles, rows: int, depth: int) -> int:
     return rows * (depth + ROW_PADDING) * of.item
 
 
-def _packs_left(a: Matrix, item: int, panels: int) -> bool:
-    """Return whether units pack their rows of A: rows of one cache set, or scattered elements."""
-    conflicting = a.row_step * item % _CACHE_SET_PERIOD == 0 and a.column_step == 1
-    if conflicting and a.rows >= _MIN_PACKED_ROWS and panels >= _MIN_PACKED_PANELS:
-        return True
+def _is_scattered(a: Matrix) -> bool:
+    """Return whether neither the rows nor the columns of A are contiguous: units pack its rows."""
     return a.row_step != 1 and a.column_step != 1
 
 
