@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from subgraph.engine.codegen.arguments import Address, KernelArguments, Words
 
-# Elements between packed rows of A, so that neighbouring rows do not fall into the same cache sets:
-# a cache line of float32.
-ROW_PADDING = 16
-
 
 class IntegerGemmArguments(KernelArguments):
     """Arguments of `product` of integers; a work unit is four rows of a matrix of the stack.
@@ -64,6 +60,28 @@ class PackRightArguments(KernelArguments):
     factor: float
 
 
+class RoundRowsArguments(KernelArguments):
+    """Arguments of `round_rows`; a work unit is 16 rows of a matrix.
+
+    Attributes:
+        source: Matrices of float32, of any strides.
+        target: Registers of bfloat16 of each matrix: for each 16 rows all steps of 32 columns.
+        rows: Rows of a matrix.
+        depth: Columns of a matrix.
+        row_step: Bytes between rows of the source.
+        column_step: Bytes between columns of the source.
+        source_matrix: Bytes between matrices of the source.
+    """
+
+    source: Address
+    target: Address
+    rows: int
+    depth: int
+    row_step: int
+    column_step: int
+    source_matrix: int
+
+
 class ProductArguments(KernelArguments):
     """What the arguments of `gemm` and of Strassen's `product` have in common.
 
@@ -72,8 +90,7 @@ class ProductArguments(KernelArguments):
         b: Right matrices.
         c: The results; their columns are contiguous.
         init: Initial values of each row of sums, one element for each column; 0: zeros.
-        residual: Matrices added at the end, laid out as C; 0: none. It may be C if there is one
-            pass along K.
+        residual: Matrices added at the end, laid out as C; 0: none.
         m: Rows of A and C.
         n: Columns of B and C.
         k: Columns of A, rows of B.
@@ -84,9 +101,6 @@ class ProductArguments(KernelArguments):
         low: Lower bound of the results, if the flags ask for it.
         high: Upper bound of the results, if the flags ask for it.
         block_rows: Rows of a block.
-        pass_depth: Steps along K of one pass.
-        scratch: Memory of the first worker.
-        scratch_bytes: Bytes between the areas of workers.
     """
 
     a: Address
@@ -104,20 +118,17 @@ class ProductArguments(KernelArguments):
     low: float
     high: float
     block_rows: int
-    pass_depth: int
-    scratch: Address
-    scratch_bytes: int
 
 
 class GemmArguments(ProductArguments):
     """Arguments of `gemm`; a work unit is a block of C of a product of the batch.
 
     The batch has three levels; units run over its products outermost. B is packed into panels, or
-    row-major. Scratch holds a worker's packed rows of A, ``block_rows * (pass_depth + 16)``
-    elements, or ``pass_depth * (block_rows + 16)`` where A is transposed; 0: A is read in place.
+    row-major. Matrix tiles read registers of A, as `round_rows` writes them, and of B.
 
     Attributes:
-        a_column: Bytes between columns of A.
+        a_column: Bytes between columns of A; with matrix tiles between steps.
+        a_register: Bytes between registers of A (matrix tiles only).
         c_row: Bytes between rows of C.
         b_row: Bytes between rows of B; 0: B is packed.
         masked_tile: The contraction tile whose last vector is masked.
@@ -137,6 +148,7 @@ class GemmArguments(ProductArguments):
     """
 
     a_column: int
+    a_register: int
     c_row: int
     b_row: int
     masked_tile: Address
@@ -164,6 +176,9 @@ class StrassenArguments(ProductArguments):
     worker seven sums of A, a panel as deep as a pass, and a block's rows of two panels of C.
 
     Attributes:
+        pass_depth: Steps along K of one pass.
+        scratch: Memory of the first worker.
+        scratch_bytes: Bytes between the areas of workers.
         twice_tile: The contraction tile that adds to two quarters of C.
         block_pairs: Pairs of panels of a block.
         sum_row: Bytes between rows of the sums of A.
@@ -172,6 +187,9 @@ class StrassenArguments(ProductArguments):
         similar: For each pair of panels 1 if its columns have similar magnitudes, else 0; int64.
     """
 
+    pass_depth: int
+    scratch: Address
+    scratch_bytes: int
     twice_tile: Address
     block_pairs: int
     sum_row: int

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from subgraph.engine.codegen.tiling import FEW_ROWS
+from subgraph.engine.codegen.tiling import FEW_ROWS, MATRIX_ROWS
 from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.symbolic import recorded, smaller
+from subgraph.graph.symbolic import larger, recorded, smaller
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
@@ -38,7 +38,7 @@ from subgraph.ops.shared.tile_planning import (
 )
 from subgraph.system.host import caches
 
-from .arguments import ROW_PADDING, GemmArguments, PackRightArguments
+from .arguments import GemmArguments, PackRightArguments, RoundRowsArguments
 from .integer_gemm_cpu import INTEGERS, emit_integer_product
 from .products import (
     Matrix,
@@ -51,12 +51,7 @@ from .products import (
 )
 from .strassen_cpu import emit_strassen, is_faster, is_possible, similar_columns
 
-# Steps of K up to which packed rows take a single pass, and steps of one of several passes at most
-# (estimates): a pass of a block of rows and of a panel must fit in the L2 cache.
-_MAX_SINGLE_PASS, _MAX_PASS_DEPTH = 1024, 768
-_PASS_MULTIPLE = 16  # steps of a pass are a multiple of it: floats of a cache line
-# Panels of a unit at most, with packed rows of A and with others (estimates).
-_MAX_UNIT_PANELS_PACKED, _MAX_UNIT_PANELS = 32, 12
+_MAX_UNIT_PANELS = 12  # panels of a unit at most (estimate)
 # Heights of tiles up to which all rows of A form a single block, and of a block of more rows
 # (estimates).
 _MAX_SINGLE_BLOCK_TILES, _BLOCK_TILES = 16, 8
@@ -227,11 +222,10 @@ def _blocks_of_panels(
     a, item, count = product.a, of.item, math.prod(sizes)
     m, n, depth = a.rows, product.b.columns, a.columns
     panels = -(-n // of.width)
-    packed = bool(of.operands) or _is_scattered(a)
-    kc = round_up(_pass_depth(depth), of.depth_step) if packed else max(depth, 1)
-    mb, pb = _blocks(low.threads, count, m, panels, of, packed)
+    mb, pb = _blocks(low.threads, count, m, panels, depth, of)
+    left, places, a_steps = _left_side(low, a, of, steps[0])
     arguments = GemmArguments(
-        a=a.operand,
+        a=left,
         b=right[0],
         c=product.out,
         init=ends[0],
@@ -239,8 +233,7 @@ def _blocks_of_panels(
         m=m,
         n=n,
         k=depth,
-        a_row=a.row_step * item,
-        a_column=a.column_step * item,
+        **places,
         c_row=n * item,
         b_row=right[1],
         tile=of.contraction(ahead=True),
@@ -248,9 +241,7 @@ def _blocks_of_panels(
         **product.act.arguments(),
         block_rows=mb,
         block_panels=pb,
-        pass_depth=kc,
-        **low.worker_scratch(_packed_bytes(of, mb, kc) if packed else None),
-        **batch_steps(sizes, steps, item, of.weight_item),
+        **batch_steps(sizes, [a_steps, *steps[1:]], of),
         rows_first=1 if m > mb else 0,
     )
     units = count * -(-m // mb) * -(-panels // pb)
@@ -266,39 +257,61 @@ def _blocks_of_panels(
     )
 
 
-def _packed_bytes(of: Tiles, rows: int, depth: int) -> int:
-    """Return the bytes of a worker's packed rows of A, for one pass over a block of rows."""
-    if of.operands:
-        # Matrix tiles read whole registers of rows.
-        return round_up(rows, of.mr) * depth * of.weight_item
-    return rows * (depth + ROW_PADDING) * of.item
+def _left_side(
+    low: Lowering, a: Matrix, of: Tiles, steps: Sequence[int]
+) -> tuple[Argument, dict[str, int], Sequence[int]]:
+    """Return A, its strides as fields of `GemmArguments`, and those along the batch in elements.
 
-
-def _is_scattered(a: Matrix) -> bool:
-    """Return whether neither the rows nor the columns of A are contiguous: units pack its rows."""
-    return a.row_step != 1 and a.column_step != 1
-
-
-def _pass_depth(depth: int) -> int:
-    """Return the steps along K of one pass over packed rows: a single pass, or equal parts."""
-    if depth <= _MAX_SINGLE_PASS:
-        return max(depth, 1)
-    return round_up(-(-depth // -(-depth // _MAX_PASS_DEPTH)), _PASS_MULTIPLE)
+    Matrix tiles read registers, which a step of its own rounds.
+    """
+    if not of.operands:
+        places = {"a_row": a.row_step * of.item, "a_column": a.column_step * of.item}
+        return a.operand, places | {"a_register": 0}, steps
+    matrices, matrix_size = math.prod(a.shape), max(a.rows * a.columns, 1)
+    registers = -(-a.rows // MATRIX_ROWS)
+    depth = round_up(a.columns, of.depth_step)
+    size = registers * MATRIX_ROWS * depth
+    target = low.scratch(matrices * size * of.weight_item)
+    low.emit(
+        Kernel("subgraph.ops.matmul.kernels", "round_rows"),
+        RoundRowsArguments(
+            source=a.operand,
+            target=target,
+            rows=a.rows,
+            depth=a.columns,
+            row_step=a.row_step * of.item,
+            column_step=a.column_step * of.item,
+            source_matrix=matrix_size * of.item,
+        ),
+        matrices * registers,
+        grain=grain(matrices * registers, 4 * matrices * size),
+        bytes=matrices * size * (of.item + of.weight_item),
+    )
+    row = of.depth_step * of.weight_item
+    places = {"a_row": row, "a_column": MATRIX_ROWS * row}
+    places |= {"a_register": MATRIX_ROWS * depth * of.weight_item}
+    return target, places, [step // matrix_size * size for step in steps]
 
 
 def _blocks(
-    threads: int, batch: int, m: int, panels: int, of: Tiles, packed: bool
+    threads: int, batch: int, m: int, panels: int, depth: int, of: Tiles
 ) -> tuple[int, int]:
     """Return the rows and panels of a unit: large blocks, but enough units for all threads."""
     # B is streamed once for each block of rows, so few rows form a single block.
-    mb = _rows_of_block(m, of.mr)
+    mb = _rows_of_registers(m, depth, of) if of.operands else _rows_of_block(m, of.mr)
     wanted = _UNITS_PER_THREAD * threads if threads > 1 else 1
-    pb = smaller(panels, _MAX_UNIT_PANELS_PACKED if packed else _MAX_UNIT_PANELS)
+    pb = smaller(panels, _MAX_UNIT_PANELS)
     pb = shared(pb, panels, batch * -(-m // mb), wanted, 1, 1)
     mb = shared(mb, m, batch * -(-panels // pb), wanted, of.mr, of.mr)
     if of.few_rows and threads > 1:
         pb = even_part(panels, pb, batch * -(-m // mb), threads)
     return mb, pb
+
+
+def _rows_of_registers(m: int, depth: int, of: Tiles) -> int:
+    """Return the rows of a block of matrix tiles: half of the L2 cache holds its rows of A."""
+    row = round_up(depth, of.depth_step) * of.weight_item
+    return smaller(m, larger(caches().l2 // 2 // row // of.mr, 1) * of.mr)
 
 
 @recorded

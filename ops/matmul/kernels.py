@@ -29,32 +29,28 @@ from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, TileBlock
 from subgraph.engine.codegen.transpose import transposer
 
-from .arguments import ROW_PADDING, GemmArguments, PackRightArguments
+from .arguments import GemmArguments, PackRightArguments, RoundRowsArguments
 
 _tile_block = stack_block(TileBlock)
 
 
-class Pass(WordBlock):
-    """One pass over a block of C.
+class Block(WordBlock):
+    """A block of C.
 
     Attributes:
-        first_step: First step along K.
-        depth: Number of steps along K.
         row: First row of the block.
         rows: Number of rows.
         panel: First panel of the block.
         last_panel: The panel after the last one.
     """
 
-    first_step: int
-    depth: int
     row: int
     rows: int
     panel: int
     last_panel: int
 
 
-_pass = stack_block(Pass)
+_block = stack_block(Block)
 
 
 @register_jitable
@@ -187,12 +183,17 @@ def _set_strides(product: GemmArguments, t: TileBlock, vector: int, b_vector: in
     t.outer_count = 1
     t.middle_count = 1
     t.inner_count = 1
+    t.a_row = product.a_row
+    t.a_step = product.a_column
+    t.a_register = product.a_register
     t.b_vector = b_vector
+    t.start_row = 0
     t.c_row = product.c_row
     t.c_vector = vector
     t.start_vector = vector
     t.residual_row = product.c_row
     t.residual_vector = vector
+    t.flags = product.flags
     t.low = product.low
     t.high = product.high
 
@@ -211,27 +212,22 @@ def gemm(
         mr: Rows of a contraction tile.
         nv: Vectors of a row of a contraction tile.
         weights: ``"bfloat16"`` if B is packed as bfloat16, "" if as ``dtype``.
-        operands: ``"bfloat16"`` for matrix tiles: B is packed as their registers, and A is rounded
-            in scratch memory. "" for tiles of ``dtype``.
+        operands: ``"bfloat16"`` for matrix tiles: A and B are registers of them. "" for tiles of
+            ``dtype``.
     """
     arguments = view_of(GemmArguments)
     item = item_bytes(dtype)
     item_b = 2 if weights or operands else item
     width = nv * lanes
-    lay_out = _rounded_left_operand() if operands else _left_operand(dtype, lanes)
-    block = _pass_runner(dtype, lanes, mr, nv, item_b, bool(operands))
+    run_block = _block_runner(dtype, lanes, mr, nv, item_b, bool(operands))
     prepare, finish = (configure_tiles, release_tiles) if operands else (_nothing, _nothing)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
-        t, where = _tile_block(), _pass()
-        m, n, total = product.m, product.n, product.k
-        ars, aks = product.a_row, product.a_column
-        mb, pb, kc = product.block_rows, product.block_panels, product.pass_depth
-        scratch = product.scratch
-        if scratch != 0:
-            scratch += worker * product.scratch_bytes
-        panels = (n + width - 1) // width
+        t, where = _tile_block(), _block()
+        m = product.m
+        mb, pb = product.block_rows, product.block_panels
+        panels = (product.n + width - 1) // width
         row_blocks = (m + mb - 1) // mb
         panel_blocks = (panels + pb - 1) // pb
         _set_strides(product, t, lanes * item, REGISTER_BYTES if operands else lanes * item_b)
@@ -250,16 +246,7 @@ def gemm(
             where.rows = rows
             where.panel = cb * pb
             where.last_panel = min(panels, cb * pb + pb)
-            k0 = 0
-            # A product of depth 0 has one pass as well, which writes the start of the sums.
-            while k0 < total or k0 == 0:
-                depth = min(kc, total - k0)
-                where.first_step = k0
-                where.depth = depth
-                source = a + row * ars + k0 * aks
-                at = lay_out(product, t, source, scratch, rows, depth)
-                block(product, t, at, b, c, res, where)
-                k0 += max(depth, 1)
+            run_block(product, t, a, b, c, res, where)
         finish()
 
     return kernel
@@ -270,138 +257,44 @@ def _nothing() -> None:
     """Do nothing, where matrix tiles are configured and released."""
 
 
-def _left_operand(dtype: str, lanes: int) -> Any:
-    """Return ``f(product, t, source, scratch, rows, depth)``, which prepares A for a pass.
-
-    With scratch (address 0: none) the pass is copied there, so that its rows are contiguous. The
-    function sets the strides of A in the tile block ``t`` and returns the address that tiles read.
-    """
-    v = vec(dtype, lanes)
-    load, store, item = v.load, v.store, v.itemsize
-    load1, store1 = ld(dtype), st(dtype)
-
-    @register_jitable
-    def copy_rows(source: int, target: int, rows: int, count: int, step: int, to: int) -> None:
-        for r in range(rows):
-            s, d = source + r * step, target + r * to
-            whole = count // lanes * lanes
-            for i in range(0, whole, lanes):
-                store(d + i * item, load(s + i * item))
-            for i in range(whole, count):
-                store1(d + i * item, load1(s + i * item))
-
-    @register_jitable
-    def copy_any(
-        source: int, target: int, rows: int, depth: int, ars: int, aks: int, to: int
-    ) -> None:
-        for r in range(rows):
-            for k in range(depth):
-                store1(target + r * to + k * item, load1(source + r * ars + k * aks))
-
-    @register_jitable
-    def lay_out(
-        product: GemmArguments, t: TileBlock, source: int, scratch: int, rows: int, depth: int
-    ) -> int:
-        ars, aks = product.a_row, product.a_column
-        if scratch == 0:
-            t.a_row = ars
-            t.a_step = aks
-            return source
-        to = (product.pass_depth + ROW_PADDING) * item
-        if aks == item:
-            copy_rows(source, scratch, rows, depth, ars, to)
-        else:
-            copy_any(source, scratch, rows, depth, ars, aks, to)
-        t.a_row = to
-        t.a_step = item
-        return scratch
-
-    return lay_out
-
-
-def _rounded_left_operand() -> Any:
-    """Return ``f(product, t, source, scratch, rows, depth)``, which prepares A for matrix tiles.
-
-    The rows of a pass are rounded to bfloat16 and padded with zeros to whole steps. They are stored
-    in the order in which tiles read them, ``[16 rows][step][row][32]``. The rest is as in
-    `_left_operand`.
-    """
+def round_rows() -> Callable[..., None]:
+    """Return the kernel of `RoundRowsArguments`, which rounds A to registers of matrix tiles."""
+    arguments = view_of(RoundRowsArguments)
     v = vec("float32", LANES)
     load, load_n, store, zero = v.load, v.load_n, v.store, v.zero
     load1, store1 = ld("float32"), st("float32")
     line = stack_words(LANES // 2)  # a vector of float32
 
     @register_jitable
-    def lay_out(
-        product: GemmArguments, t: TileBlock, source: int, scratch: int, rows: int, depth: int
-    ) -> int:
-        ars, aks = product.a_row, product.a_column
+    def gather(source: int, step: int, count: int, to: int) -> None:
+        """Copy elements that are ``step`` bytes apart to a vector in memory, padded with zeros."""
+        store(to, zero())
+        for i in range(count):
+            store1(to + i * 4, load1(source + i * step))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        depth, step = a.depth, a.column_step
         steps = (depth + MATRIX_DEPTH - 1) // MATRIX_DEPTH
-        for r in range(rows):
-            s = source + r * ars
-            d = scratch + r // ROWS * steps * REGISTER_BYTES + r % ROWS * ROW_BYTES
-            for k in range(0, steps * MATRIX_DEPTH, LANES):
-                left = depth - k
-                to = d + k // MATRIX_DEPTH * REGISTER_BYTES + k % MATRIX_DEPTH * 2
-                if aks == 4 and left >= LANES:
-                    store_bfloat16(to, load(s + k * 4))
-                elif aks == 4:
-                    store_bfloat16(to, load_n(s + k * 4, left))
-                else:
-                    gathered = line()
-                    store(gathered, zero())
-                    for i in range(min(LANES, left)):
-                        store1(gathered + i * 4, load1(s + (k + i) * aks))
-                    store_bfloat16(to, load(gathered))
-        t.a_row = ROW_BYTES
-        t.a_step = REGISTER_BYTES
-        t.a_register = steps * REGISTER_BYTES
-        return scratch
+        registers = (a.rows + ROWS - 1) // ROWS
+        gathered = line()
+        for unit in range(begin, end):
+            first = unit % registers * ROWS
+            source = a.source + unit // registers * a.source_matrix
+            for row in range(first, min(first + ROWS, a.rows)):
+                at = source + row * a.row_step
+                target = a.target + unit * steps * REGISTER_BYTES + row % ROWS * ROW_BYTES
+                for k in range(0, steps * MATRIX_DEPTH, LANES):
+                    to = target + k // MATRIX_DEPTH * REGISTER_BYTES + k % MATRIX_DEPTH * 2
+                    if step == 4 and k + LANES <= depth:
+                        store_bfloat16(to, load(at + k * 4))
+                    elif step == 4:
+                        store_bfloat16(to, load_n(at + k * 4, depth - k))
+                    else:
+                        gather(at + k * step, step, min(LANES, depth - k), gathered)
+                        store_bfloat16(to, load(gathered))
 
-    return lay_out
-
-
-def _addend_setter(item: int) -> Any:
-    """Return the function that sets what a tile adds; ``item`` is the bytes of an element."""
-
-    @register_jitable(forceinline=True)
-    def set_addends(
-        product: GemmArguments,
-        t: TileBlock,
-        k0: int,
-        last: bool,
-        at: int,
-        crs: int,
-        row: int,
-        first: int,
-        res: int,
-    ) -> None:
-        """Write what a tile adds to its product: the start of the sums and the residual.
-
-        Args:
-            product: The kernel's arguments.
-            t: Tile block.
-            k0: First step of the pass along K; later passes continue the sums in C.
-            last: Whether this is the last pass.
-            at: Address of the tile's first element of C.
-            crs: Bytes between rows of C.
-            row: First row of the tile.
-            first: First column of the tile.
-            res: Address of the residual; 0: none.
-        """
-        if k0 > 0:
-            t.start = at
-            t.start_row = crs
-        elif product.init != 0:
-            t.start = product.init + first * item
-            t.start_row = 0
-        else:
-            t.start = 0
-        t.residual = 0
-        if last and res != 0:
-            t.residual = res + row * crs + first * item
-
-    return set_addends
+    return kernel
 
 
 @register_jitable
@@ -410,8 +303,8 @@ def _full_rows(left: int, mr: int) -> int:
     return min(left, mr)
 
 
-def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix: bool) -> Any:
-    """Return ``f(product, t, a, b, c, res, where)``, which runs the tiles of a pass over C.
+def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix: bool) -> Any:
+    """Return ``f(product, t, a, b, c, res, where)``, which runs the tiles of a block of C.
 
     ``item_b`` is the bytes of an element of B. ``matrix`` says that the tiles are matrix tiles.
     """
@@ -419,32 +312,26 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix: 
     # Steps along K of a step of the tile.
     unit = MATRIX_DEPTH if matrix else 1
     height = _full_rows if matrix else rows_of
-    set_addends = _addend_setter(item)
 
     @register_jitable
-    def block(
-        product: GemmArguments, t: TileBlock, a: int, b: int, c: int, res: int, where: Pass
+    def run_block(
+        product: GemmArguments, t: TileBlock, a: int, b: int, c: int, res: int, where: Block
     ) -> None:
-        """Run the tiles of one pass over a block of C.
+        """Run the tiles of a block.
 
         Args:
             product: The kernel's arguments.
             t: Tile block: the arguments of the contraction tile.
-            a: Address of A at the block's first row and the pass's first step.
+            a: Address of A.
             b: Address of B.
             c: Address of C.
             res: Address of the residual; 0: none.
-            where: The pass.
+            where: The block.
         """
-        k0, depth = where.first_step, where.depth
         row, rows, panel, last_panel = where.row, where.rows, where.panel, where.last_panel
-        n, total = product.n, product.k
-        crs, ldb = product.c_row, product.b_row
-        last = k0 + depth >= total
-        t.steps = (depth + unit - 1) // unit
-        padded = (total + unit - 1) // unit * unit
-        # Bounds apply to finished sums only.
-        t.flags = product.flags if last else 0
+        n, crs, ldb = product.n, product.c_row, product.b_row
+        steps = (product.k + unit - 1) // unit
+        t.steps = steps
         for p in range(panel, last_panel):
             first = p * width
             count = min(width, n - first)
@@ -455,29 +342,29 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix: 
             t.tail = tail
             # Rows of a packed panel are adjacent; those of an unpacked B are ``b_row`` bytes apart.
             if ldb == 0:
-                step = vectors * lanes * item_b
-                t.b = b + first * padded * item_b + k0 * step
-                step *= unit
+                step = vectors * lanes * item_b * unit
+                t.b = b + first * steps * unit * item_b
             else:
                 step = ldb
-                t.b = b + first * item + k0 * step
+                t.b = b + first * item
             t.b_step = step
+            t.start = product.init + first * item if product.init != 0 else 0
             # The tiles of a packed panel together prefetch the next panel.
             pace = 0 if ldb != 0 or matrix else 2 * step // max(1, (rows + mr - 1) // mr)
-            coming = t.b + (depth * step if ldb == 0 else 0)
+            coming = t.b + (steps * step if ldb == 0 else 0)
             t.pace = pace
             i = 0
             while i < rows:
                 m = height(rows - i, mr)
-                at = c + (row + i) * crs + first * item
-                t.a = a + (i // ROWS * t.a_register if matrix else i * t.a_row)
-                t.c = at
+                to = (row + i) * crs + first * item
+                t.a = a + ((row + i) // ROWS * t.a_register if matrix else (row + i) * t.a_row)
+                t.c = c + to
+                t.residual = res + to if res != 0 else 0
                 t.ahead = coming
-                coming += depth // 2 * pace
-                set_addends(product, t, k0, last, at, crs, row + i, first, res)
+                coming += steps // 2 * pace
                 call_kernel(tile, t, m, vectors, 0)
-                if last and product.activation != 0:
+                if product.activation != 0:
                     call_kernel(product.activation, t, m, vectors, 0)
                 i += m
 
-    return block
+    return run_block

@@ -10,7 +10,7 @@ import attrs
 from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.graph.types import Array
 from subgraph.ops.shared.strides import Ints, broadcast_sizes, broadcast_strides, collapse
-from subgraph.ops.shared.tile_planning import Activation
+from subgraph.ops.shared.tile_planning import Activation, Tiles
 
 _LEVELS = 3  # dimensions of a batch in the arguments of kernels, after merging
 
@@ -124,18 +124,16 @@ def batched(a: Matrix, b: Matrix) -> tuple[Matrix, Ints, list[Ints]]:
     return a, (*(1,) * missing, *sizes), [(*(0,) * missing, *of) for of in steps]
 
 
-def batch_steps(
-    sizes: Sequence[int], steps: Sequence[Sequence[int]], item: int, b_item: int
-) -> dict[str, int]:
+def batch_steps(sizes: Sequence[int], steps: Sequence[Sequence[int]], of: Tiles) -> dict[str, int]:
     """Return the fields of `GemmArguments` that describe the batch.
 
     Args:
         sizes: Sizes of the three levels.
         steps: Elements between matrices of A, B and C along them.
-        item: Bytes of an element of A and C.
-        b_item: Bytes of an element of B.
+        of: The contraction tiles.
     """
+    a_item = of.weight_item if of.operands else of.item
     scaled = {"size1": sizes[1], "size2": sizes[2]}
-    for name, own, nbytes in zip("abc", steps, (item, b_item, item), strict=True):
+    for name, own, nbytes in zip("abc", steps, (a_item, of.weight_item, of.item), strict=True):
         scaled |= {f"{name}_step{level}": step * nbytes for level, step in enumerate(own)}
     return scaled

@@ -6,7 +6,7 @@ import math
 
 import attrs
 
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS, MATRIX_TILE
 from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
@@ -16,7 +16,7 @@ from subgraph.system.host import caches
 
 from .arguments import MatrixConvArguments, PatchArguments, RoundArguments
 
-_ROWS, _REGISTER_ROWS = MATRIX_TILE[0], MATRIX_TILE[0] // 2
+_ROWS, _REGISTER_ROWS = MATRIX_TILE[0], MATRIX_ROWS
 _LINE = MATRIX_DEPTH * 2  # bytes of a block's channels of a pixel
 _REGISTER = _REGISTER_ROWS * _LINE  # bytes of a register
 _COPY_CYCLES = 4  # cycles in which a pixel of a block is rounded (estimate)

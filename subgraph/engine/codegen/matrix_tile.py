@@ -40,11 +40,11 @@ from subgraph.engine.codegen.irtools import (
     vec_type,
 )
 from subgraph.engine.codegen.tile import size_switch
-from subgraph.engine.codegen.tiling import F_HI, F_LO, MATRIX_DEPTH
+from subgraph.engine.codegen.tiling import F_HI, F_LO, MATRIX_DEPTH, MATRIX_ROWS
 from subgraph.system import host
 from subgraph.system.numba_internals import cgutils
 
-ROWS = 16  # rows of a register
+ROWS = MATRIX_ROWS
 ROW_BYTES = 64  # bytes of a row of a register
 LANES = 16  # sums of float32 of a row
 REGISTER_BYTES = ROWS * ROW_BYTES
