@@ -113,6 +113,40 @@ class AttentionArguments(AttentionOperands):
     v_pitch: int
 
 
+class MatrixAttentionArguments(AttentionOperands):
+    """Arguments of `attention` over matrix tiles; a work unit is some panels of queries of a head.
+
+    Panels have 32 queries. Units, masks and lines of K and V are as in `AttentionArguments`. Below,
+    sizes are rounded up to whole steps of 32. A worker's scratch has for each panel of a unit the
+    registers of its queries, ``64 * key_size`` bytes, and ``value_size + 3`` rows of 32 float32:
+    results, and the state of the softmax. For a block of keys follow the registers of the keys, and
+    those of the values, weights, and scores.
+
+    Attributes:
+        k_line: Stride of K between lines.
+        k_across: Whether a line of K is one element of all keys (1).
+        v_line: Stride of V between lines.
+        v_across: Whether a line of V is one element of all values (1).
+        tile: The matrix tile.
+        keys_block: Keys of a block.
+        panels: Panels of a unit.
+        v_registers: Bytes from the registers of the keys to those of the values.
+        weights: To those of the weights.
+        scores: To the scores, which also serve for copies of queries, keys and values.
+    """
+
+    k_line: int
+    k_across: int
+    v_line: int
+    v_across: int
+    tile: Address
+    keys_block: int
+    panels: int
+    v_registers: int
+    weights: int
+    scores: int
+
+
 class FewQueriesArguments(AttentionOperands):
     """Arguments of `few_queries`; a work unit is a head with all its queries.
 

@@ -11,21 +11,31 @@ from typing import Any
 
 import attrs
 
+from subgraph.engine.codegen.tiling import MATRIX_ROWS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.symbolic import larger
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.strides import contiguous
-from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
+from subgraph.ops.shared.tile_planning import (
+    FLOATS,
+    Tiles,
+    grain,
+    matrix_tiles,
+    round_up,
+    tiles,
+)
 from subgraph.system import host
 
-from .arguments import AttentionArguments, FewQueriesArguments
+from .arguments import AttentionArguments, FewQueriesArguments, MatrixAttentionArguments
 
 # Keys of a block at most (estimates): the scores of a panel, keys * queries, stay in the cache. The
 # second is for few-row tiles, whose units have several panels.
 _MAX_BLOCK_KEYS = 512
 _MAX_BLOCK_KEYS_LOW = 192
+_MAX_BLOCK_KEYS_MATRIX = 256  # with matrix tiles
 # Lines a multiple of so many bytes apart use one or two sets of an L1 cache with 64 sets of 64-byte
 # lines (hardware figure), and evict each other.
 _CACHE_SET_PERIOD = 2048
@@ -172,6 +182,9 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     if _has_few_queries(r, of, steps):
         _emit_few_queries(low, r, of, steps)
         return
+    if (matrix := matrix_tiles(low, of.dtype)) is not None:
+        _emit_matrix_attention(low, r, matrix, steps)
+        return
     panels = -(-queries // of.width)
     unit_panels = _panels_per_unit(
         of, panels, batch * heads, low.threads, (depth + values + 3) * of.width
@@ -183,6 +196,53 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
         _arguments(low, r, of, steps, unit_panels),
         units,
         # A vector takes as long with fewer queries than fill it.
+        grain=grain(units, flops * round_up(queries, of.lanes) // queries),
+        flops=flops,
+        bytes=_bytes_moved(r, of),
+    )
+
+
+def _emit_matrix_attention(
+    low: Lowering, r: AttentionSpec, of: Tiles, mask_steps: Sequence[int]
+) -> None:
+    """Emit the step of an attention over matrix tiles."""
+    batch, heads, queries, depth = r.q.sizes
+    _, kv_heads, keys, values = r.v.sizes
+    depth_steps, row = round_up(depth, of.depth_step), of.width * of.item
+    panel = depth_steps * row // 2 + (values + 3) * row
+    panels = -(-queries // of.width)
+    unit_panels = _panels_per_unit(of, panels, batch * heads, low.threads, panel // of.item)
+    blocks = -(-keys // _MAX_BLOCK_KEYS_MATRIX)
+    block = round_up(-(-keys // blocks), of.depth_step)
+    k_bytes = block * depth_steps * of.weight_item
+    v_bytes = round_up(values, MATRIX_ROWS) * block * of.weight_item
+    weights = block * of.width * of.weight_item
+    # Scores, queries, or keys and values that are transposed.
+    copies = larger(block * row, depth_steps * row)
+    copies = larger(copies, block * round_up(larger(depth, values), of.lanes) * of.item)
+    units = batch * heads * -(-panels // unit_panels)
+    flops = 2 * batch * heads * queries * keys * (depth + values)
+    low.emit(
+        Kernel("subgraph.ops.attention.matrix_kernels", "attention"),
+        MatrixAttentionArguments(
+            **_operands_and_strides(r, of, r.q.steps, r.out.steps, mask_steps),
+            queries=queries,
+            heads=heads,
+            sharing=heads // kv_heads,
+            k_line=_line_step(r.k) * of.item,
+            k_across=int(r.k.steps[3] != 1),
+            v_line=_line_step(r.v) * of.item,
+            v_across=int(r.v.steps[3] != 1),
+            tile=of.contraction(),
+            causal=int(r.causal),
+            keys_block=block,
+            panels=unit_panels,
+            **low.worker_scratch(unit_panels * panel + k_bytes + v_bytes + weights + copies),
+            v_registers=k_bytes,
+            weights=k_bytes + v_bytes,
+            scores=k_bytes + v_bytes + weights,
+        ),
+        units,
         grain=grain(units, flops * round_up(queries, of.lanes) // queries),
         flops=flops,
         bytes=_bytes_moved(r, of),
@@ -340,7 +400,7 @@ def _panels_per_unit(of: Tiles, panels: int, others: int, threads: int, elements
         threads: Threads that share the units.
         elements: Elements of a panel's queries, results and softmax state.
     """
-    if not of.few_rows:
+    if not of.few_rows and not of.operands:
         return 1
     # Panels of a unit fill at most a quarter of the L2 cache; blocks of K and V need room as well.
     most = max(1, host.caches().l2 // 4 // (elements * of.item))

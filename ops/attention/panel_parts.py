@@ -18,7 +18,7 @@ from subgraph.engine.codegen.vmath import function
 _LOWEST = float("-inf")
 
 
-def _matrix_transposer(dtype: str, lanes: int) -> Any:
+def matrix_transposer(dtype: str, lanes: int) -> Any:
     """Return ``f(source, step, rows, columns, to, row)``, which transposes a matrix.
 
     Its rows are ``step`` bytes apart at ``source``; those of the result, one for each column,
@@ -44,7 +44,7 @@ def query_packer(dtype: str, lanes: int) -> Any:
     """
     v = vec(dtype, lanes)
     load, store, splat, zero, item = v.load, v.store, v.splat, v.zero, v.itemsize
-    transpose, size = _matrix_transposer(dtype, lanes), lanes * v.itemsize
+    transpose, size = matrix_transposer(dtype, lanes), lanes * v.itemsize
 
     @register_jitable
     def pack_queries(q: int, step: int, count: int, depth: int, to: int, scale: float) -> None:
@@ -115,7 +115,7 @@ def mask_writer(dtype: str, lanes: int) -> Any:
     """
     v = vec(dtype, lanes)
     store, splat, load1 = v.store, v.splat, ld(dtype)
-    transpose, size = _matrix_transposer(dtype, lanes), lanes * v.itemsize
+    transpose, size = matrix_transposer(dtype, lanes), lanes * v.itemsize
 
     @register_jitable
     def write_mask(mask: int, step: int, key_step: int, count: int, keys: int, scores: int) -> None:
@@ -215,7 +215,7 @@ def result_writer(dtype: str, lanes: int) -> Any:
     """
     v = vec(dtype, lanes)
     load, store, splat, zero = v.load, v.store, v.splat, v.zero
-    select, transpose = v.select, _matrix_transposer(dtype, lanes)
+    select, transpose = v.select, matrix_transposer(dtype, lanes)
     size = lanes * v.itemsize
 
     @register_jitable

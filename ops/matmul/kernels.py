@@ -16,18 +16,16 @@ from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.matrix_tile import (
-    LANES,
     REGISTER_BYTES,
-    ROW_BYTES,
     ROWS,
     configure_tiles,
     release_tiles,
-    store_bfloat16,
 )
 from subgraph.engine.codegen.simd import call_kernel, ld, st, vec
 from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, TileBlock
 from subgraph.engine.codegen.transpose import transposer
+from subgraph.ops.shared.register_kernels import row_rounder
 
 from .arguments import GemmArguments, PackRightArguments, RoundRowsArguments
 
@@ -260,39 +258,35 @@ def _nothing() -> None:
 def round_rows() -> Callable[..., None]:
     """Return the kernel of `RoundRowsArguments`, which rounds A to registers of matrix tiles."""
     arguments = view_of(RoundRowsArguments)
-    v = vec("float32", LANES)
-    load, load_n, store, zero = v.load, v.load_n, v.store, v.zero
-    load1, store1 = ld("float32"), st("float32")
-    line = stack_words(LANES // 2)  # a vector of float32
+    round_adjacent, load1, store1 = row_rounder(), ld("float32"), st("float32")
+    copied = stack_words(ROWS * MATRIX_DEPTH // 2)  # 16 rows of a step, of float32
 
     @register_jitable
-    def gather(source: int, step: int, count: int, to: int) -> None:
-        """Copy elements that are ``step`` bytes apart to a vector in memory, padded with zeros."""
-        store(to, zero())
-        for i in range(count):
-            store1(to + i * 4, load1(source + i * step))
+    def round_scattered(a: RoundRowsArguments, source: int, rows: int, target: int) -> None:
+        """Round rows whose elements are ``column_step`` bytes apart, step by step."""
+        copy = copied()
+        for first in range(0, a.depth, MATRIX_DEPTH):
+            count = min(MATRIX_DEPTH, a.depth - first)
+            for row in range(rows):
+                at = source + row * a.row_step + first * a.column_step
+                for k in range(count):
+                    to = copy + (row * MATRIX_DEPTH + k) * 4
+                    store1(to, load1(at + k * a.column_step))
+            to = target + first // MATRIX_DEPTH * REGISTER_BYTES
+            round_adjacent(copy, MATRIX_DEPTH * 4, rows, count, to)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        depth, step = a.depth, a.column_step
-        steps = (depth + MATRIX_DEPTH - 1) // MATRIX_DEPTH
+        steps = (a.depth + MATRIX_DEPTH - 1) // MATRIX_DEPTH
         registers = (a.rows + ROWS - 1) // ROWS
-        gathered = line()
         for unit in range(begin, end):
             first = unit % registers * ROWS
-            source = a.source + unit // registers * a.source_matrix
-            for row in range(first, min(first + ROWS, a.rows)):
-                at = source + row * a.row_step
-                target = a.target + unit * steps * REGISTER_BYTES + row % ROWS * ROW_BYTES
-                for k in range(0, steps * MATRIX_DEPTH, LANES):
-                    to = target + k // MATRIX_DEPTH * REGISTER_BYTES + k % MATRIX_DEPTH * 2
-                    if step == 4 and k + LANES <= depth:
-                        store_bfloat16(to, load(at + k * 4))
-                    elif step == 4:
-                        store_bfloat16(to, load_n(at + k * 4, depth - k))
-                    else:
-                        gather(at + k * step, step, min(LANES, depth - k), gathered)
-                        store_bfloat16(to, load(gathered))
+            source = a.source + unit // registers * a.source_matrix + first * a.row_step
+            rows, target = min(ROWS, a.rows - first), a.target + unit * steps * REGISTER_BYTES
+            if a.column_step == 4:
+                round_adjacent(source, a.row_step, rows, a.depth, target)
+            else:
+                round_scattered(a, source, rows, target)
 
     return kernel
 

@@ -27,12 +27,12 @@ from subgraph.engine.codegen.irtools import (
     load_at,
     store_at,
 )
-from subgraph.engine.codegen.matrix_tile import LANES, ROW_BYTES, store_bfloat16_pairs
+from subgraph.engine.codegen.matrix_tile import LANES
 from subgraph.engine.codegen.simd import ld as loads
 from subgraph.engine.codegen.simd import memcpy, memset, vec
 from subgraph.engine.codegen.simd import st as stores
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.codegen.transpose import transposer
+from subgraph.ops.shared.register_kernels import row_pairer
 
 from .arguments import PackArguments, PairArguments, WinogradPackArguments
 from .kernels import WORDS
@@ -77,8 +77,7 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
 
 def pair() -> Callable[..., None]:
     """Return the kernel of `PairArguments`, which rounds panels to bfloat16 for matrix tiles."""
-    arguments = view_of(PairArguments)
-    line = LANES * 4  # bytes of a vector of float32
+    arguments, pair_rows = view_of(PairArguments), row_pairer()
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -88,13 +87,7 @@ def pair() -> Callable[..., None]:
             first = unit % panels * width
             vectors = min(width, a.columns - first) // LANES
             at = (unit // panels * a.columns + first) * depth
-            x, y = a.source + at * 4, a.target + at * 2
-            for step in range(0, depth, MATRIX_DEPTH):
-                for vector in range(vectors):
-                    for row in range(step, step + MATRIX_DEPTH, 2):
-                        upper = x + (row * vectors + vector) * line
-                        store_bfloat16_pairs(y, upper, upper + vectors * line)
-                        y += ROW_BYTES
+            pair_rows(a.source + at * 4, depth, vectors, a.target + at * 2)
 
     return kernel
 

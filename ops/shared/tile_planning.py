@@ -238,9 +238,20 @@ def product_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
         low: The lowering, with the options ``INFERENCE_PRECISION`` and ``WEIGHTS_PRECISION``.
         weight: The right operand; only constant ones have matrix tiles.
     """
-    allowed = low.options.get("INFERENCE_PRECISION") == "bfloat16" and of.dtype == "float32"
-    if not allowed or not weight.constant or not host.has_bfloat16_tiles():
-        return weight_tiles(of, low, weight)
+    matrix = matrix_tiles(low, of.dtype) if weight.constant else None
+    return weight_tiles(of, low, weight) if matrix is None else matrix
+
+
+def matrix_tiles(low: Lowering, dtype: str) -> Tiles | None:
+    """Return the matrix tiles of bfloat16; None if options do not allow them.
+
+    Args:
+        low: The lowering, with the option ``INFERENCE_PRECISION``.
+        dtype: Dtype of the operands and results.
+    """
+    allowed = low.options.get("INFERENCE_PRECISION") == "bfloat16" and dtype == "float32"
+    if not allowed or not host.has_bfloat16_tiles():
+        return None
     return Tiles("float32", host.lanes("float32"), *MATRIX_TILE, operands="bfloat16")
 
 

@@ -27,3 +27,16 @@ def other_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     except sg.ConfigError as error:
         pytest.skip(str(error))
     return name
+
+
+@pytest.fixture(scope="module")
+def tiles() -> Iterator[None]:
+    """Emulate matrix tiles of bfloat16 on a machine without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not host.has_bfloat16_tiles():
+            patch.setenv("SUBGRAPH_ISA", "like-amx")
+            try:
+                assert host.has_bfloat16_tiles()
+            except sg.ConfigError as error:
+                pytest.skip(str(error))
+        yield

@@ -5,7 +5,6 @@ Where the processor has no matrix tiles, they are emulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -19,25 +18,12 @@ from onnx.reference import ReferenceEvaluator
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
-from subgraph.system import host
 from tests.support.kernels import run_node
 
+pytestmark = pytest.mark.usefixtures("tiles")
 OPTION = {"INFERENCE_PRECISION": "bfloat16"}
 ALWAYS = settings(max_examples=60, deadline=None)
 Sizes = tuple[int, ...]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def tiles() -> Iterator[None]:
-    """Emulate matrix tiles on a machine without them."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not host.has_bfloat16_tiles():
-            patch.setenv("SUBGRAPH_ISA", "like-amx")
-            try:
-                assert host.has_bfloat16_tiles()
-            except sg.ConfigError as error:
-                pytest.skip(str(error))
-        yield
 
 
 def rounded(array: Array) -> Array:

@@ -291,12 +291,11 @@ class _MatrixTile:
         flags = e.word(t, "flags")
         low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
         high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
-        start, residual, c, own = (
-            e.variable(value)
-            for value in (e.word(t, "start"), e.word(t, "residual"), e.word(t, "c"), sums)
-        )
-        has_start, has_residual = (
-            b.icmp_signed("!=", e.get(slot), e.const(0)) for slot in (start, residual)
+        names = ("start", "residual", "row_bias", "c")
+        start, residual, bias, c = (e.variable(e.word(t, name)) for name in names)
+        own = e.variable(sums)
+        has_start, has_residual, has_bias = (
+            b.icmp_signed("!=", e.get(slot), e.const(0)) for slot in (start, residual, bias)
         )
         names = (
             "start_row",
@@ -312,6 +311,11 @@ class _MatrixTile:
                 e.variable(e.load(b.add(e.get(own), e.const(j * ROW_BYTES))))
                 for j in range(self.vectors)
             ]
+            with e.when(has_bias):
+                added = e.broadcast(e.get(bias))
+                for value in values:
+                    e.put(value, b.fadd(e.get(value), added))
+                e.step(bias, e.const(e.item))
             for slot, present, name in (
                 (start, has_start, "start"),
                 (residual, has_residual, "residual"),

@@ -49,6 +49,8 @@ def check_attention(
     dtype: str,
     threads: int,
     cuts: list[float],
+    options: dict[str, str] | None = None,
+    tolerance: float = 0.0,
 ) -> None:
     """Run random heads, of ``orders`` for Q, K, V and the output, beside the reference."""
     rng = np.random.default_rng(0)
@@ -83,8 +85,9 @@ def check_attention(
         domain=INTERNAL_DOMAIN,
         threads=threads,
         cuts=cuts,
+        options=options,
     )
-    tolerance = 1e-5 if dtype == "float32" else 1e-12
+    tolerance = tolerance or (1e-5 if dtype == "float32" else 1e-12)
     np.testing.assert_allclose(got.transpose(ORDERS[orders[3]]), wanted, rtol=0, atol=tolerance)
 
 

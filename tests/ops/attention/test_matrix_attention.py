@@ -1,0 +1,75 @@
+"""Fused attention over matrix tiles of bfloat16, emulated where the processor has none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph import ops
+from tests.ops.attention.test_kernels import check_attention
+
+pytestmark = pytest.mark.usefixtures("tiles")
+OPTION = {"INFERENCE_PRECISION": "bfloat16"}
+# Scores and weights are rounded to 8 bits: results are means of values up to 4.
+TOLERANCE = 0.04
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    batch=st.integers(1, 2),
+    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 1)]),
+    positions=st.tuples(st.integers(9, 80), st.integers(1, 80)),
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    orders=st.tuples(
+        st.sampled_from(["bhtd", "bthd"]),
+        st.sampled_from(["bhtd", "bthd", "bhdt"]),
+        st.sampled_from(["bhtd", "bthd", "bhdt"]),
+        st.sampled_from(["bhtd", "bthd"]),
+    ),
+    mask=st.sampled_from(["none", "keys", "pairs", "full"]),
+    causal=st.booleans(),
+    threads=st.integers(1, 3),
+    cuts=st.lists(st.floats(0, 1), max_size=3),
+)
+def test_matrix_attention(
+    batch: int,
+    heads: tuple[int, int],
+    positions: tuple[int, int],
+    sizes: tuple[int, int],
+    orders: tuple[str, str, str, str],
+    mask: str,
+    causal: bool,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    check_attention(
+        batch, heads, positions, sizes, orders, mask, causal, "float32", threads, cuts, OPTION,
+        TOLERANCE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", ["none", "keys", "full"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("orders", ["bhtd", "bthd"])
+def test_several_blocks_of_keys(mask: str, causal: bool, orders: str) -> None:
+    check_attention(
+        1, (2, 2), (300, 700), (24, 40), (orders,) * 4, mask, causal, "float32", 2, [0.5], OPTION,
+        TOLERANCE,
+    )  # fmt: skip
+
+
+def test_the_kernel_is_chosen_for_the_option_alone() -> None:
+    q = sg.input("q", shape=(1, 4, 64, 32), dtype="float32")
+    graph = sg.Graph(
+        [q], [ops.MatMul(ops.Softmax(ops.MatMul(q, ops.Transpose(q, perm=[0, 1, 3, 2]))), q)]
+    )
+    x = np.random.default_rng(0).standard_normal((1, 4, 64, 32)).astype(np.float32)
+    for options, chosen in ((OPTION, True), ({}, False)):
+        model = sg.compile_model(graph, "CPU", {**options, "ENABLE_PROFILING": True})
+        request = model.create_infer_request()
+        request.infer([x])
+        kernels = [entry.kernel for entry in request.profile()]
+        assert any("matrix_kernels.attention" in kernel for kernel in kernels) == chosen, kernels
