@@ -13,7 +13,6 @@ from enum import StrEnum
 
 import attrs
 
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.ops.movement.geometry import Geometry, bands, merged
 from subgraph.ops.shared.tile_planning import Tiles, product_tiles, round_up
@@ -133,7 +132,7 @@ def _has_matrix_tiles(job: Job) -> bool:
     g, of = job.g, job.of
     if of.lanes != 16 or not product_tiles(of, job.low, job.w).operands:
         return False
-    whole = g.inputs % MATRIX_DEPTH == g.outputs % of.lanes == 0
+    whole = g.inputs % of.lanes == g.outputs % of.lanes == 0
     return g.groups == 1 or whole
 
 

@@ -89,7 +89,7 @@ class PatchArguments(KernelArguments):
         steps: Steps of an output.
         y_image: Bytes of y between images.
         scratch: Memory of the first worker: ``scratch_columns`` elements for each channel and row
-            of taps, then the elements of the steps of an output.
+            of taps, then the elements of the steps of 16 outputs.
         scratch_bytes: Bytes between the areas of workers.
         scratch_columns: Columns of an image with its padding, and a vector more.
     """

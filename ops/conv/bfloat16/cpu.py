@@ -146,7 +146,8 @@ def _emit_patches(low: Lowering, g: Geometry, x: Argument) -> _Input:
     target = low.scratch(g.images * y_image)
     # Windows are read in whole vectors.
     columns = g.reach(2, g.target[2]) + _REGISTER_ROWS
-    scratch = (g.inputs * g.kernel[1] * columns + steps * MATRIX_DEPTH) * 4
+    windows = _REGISTER_ROWS * steps * MATRIX_DEPTH
+    scratch = (g.inputs * g.kernel[1] * columns + windows) * 4
     arguments = PatchArguments(
         x=x,
         y=target,

@@ -90,6 +90,8 @@ def round_patches() -> Callable[..., None]:
     v = vec("float32", LANES)
     load, load_n, store, store_n, zero = v.load, v.load_n, v.store, v.store_n, v.zero
 
+    line = MATRIX_DEPTH * 4  # bytes of a step's elements of float32
+
     @register_jitable
     def fill(to: int, first: int, last: int) -> None:
         """Clear elements; the vector of the last ones may reach beyond."""
@@ -118,23 +120,28 @@ def round_patches() -> Callable[..., None]:
         lines = a.scratch + worker * a.scratch_bytes
         runs, taps, steps = a.channels * a.taps_height, a.taps_width, a.steps
         patch = lines + runs * a.scratch_columns * 4
-        fill(patch, 0, steps * MATRIX_DEPTH)
+        size = steps * line
+        fill(patch, 0, ROWS * steps * MATRIX_DEPTH)
         for unit in range(begin, end):
             image, row = unit // a.rows, unit % a.rows
             load_rows(a, image, row, lines)
-            for column in range(a.columns):
-                source = lines + column * a.column_step * 4
-                for run in range(runs):
-                    values = load_n(source + run * a.scratch_columns * 4, taps)
-                    store_n(patch + run * taps * 4, taps, values)
-                pixel = row * a.columns + column
-                to = a.y + image * a.y_image + pixel // ROWS * steps * REGISTER_BYTES
-                to += pixel % ROWS * ROW_BYTES
-                for step in range(steps):
-                    at = patch + step * MATRIX_DEPTH * 4
-                    store_bfloat16(to, load(at))
-                    store_bfloat16(to + ROW_BYTES // 2, load(at + LANES * 4))
-                    to += REGISTER_BYTES
+            y = a.y + image * a.y_image
+            # Windows are read back in whole vectors, which must wait for the stores of their parts:
+            # some are written before the first one is read.
+            for first in range(0, a.columns, ROWS):
+                count = min(ROWS, a.columns - first)
+                for window in range(count):
+                    source = lines + (first + window) * a.column_step * 4
+                    for run in range(runs):
+                        values = load_n(source + run * a.scratch_columns * 4, taps)
+                        store_n(patch + window * size + run * taps * 4, taps, values)
+                for window in range(count):
+                    pixel = row * a.columns + first + window
+                    to = y + pixel // ROWS * steps * REGISTER_BYTES + pixel % ROWS * ROW_BYTES
+                    for at in range(patch + window * size, patch + (window + 1) * size, line):
+                        store_bfloat16(to, load(at))
+                        store_bfloat16(to + ROW_BYTES // 2, load(at + LANES * 4))
+                        to += REGISTER_BYTES
 
     return kernel
 

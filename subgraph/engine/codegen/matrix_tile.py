@@ -230,6 +230,7 @@ class _MatrixTile:
         self.a_row = e.word(t, "a_row")
         self.a_register = e.word(t, "a_register")
         self.b_vector = e.word(t, "b_vector")
+        self.rest: Any = None  # initial values that the epilogue adds
 
     def sum_register(self, i: int, j: int) -> int:
         """Return the register of the sums of rows ``16 i`` and of vector j."""
@@ -276,8 +277,55 @@ class _MatrixTile:
             e.step(a, e.word(t, f"{names[0]}_a"))
             e.step(b, e.word(t, f"{names[0]}_b"))
 
+    def start(self) -> None:
+        """Set the sums to the initial values if all rows share them, else to 0.
+
+        After that `TileBlock.start` counts only if its rows differ. A masked tile adds its initial
+        values at the end, as a register is loaded in whole vectors.
+        """
+        e, b = self.e, self.e.b
+        start, vector = e.word(self.t, "start"), e.word(self.t, "start_vector")
+        each_row = b.icmp_signed("!=", e.word(self.t, "start_row"), e.const(0))
+        if self.mask is not None:
+            each_row = ir.Constant(ir.IntType(1), 1)
+        is_shared = b.and_(b.icmp_signed("!=", start, e.const(0)), b.not_(each_row))
+        self.rest = b.select(is_shared, e.const(0), start)
+        with b.if_else(is_shared) as (shared, otherwise):
+            with shared:
+                for j in range(self.vectors):
+                    at = b.add(start, b.mul(vector, e.const(j)))
+                    for i in range(self.rows):
+                        self.registers.load(self.sum_register(i, j), at, e.const(0))
+            with otherwise:
+                for i in range(self.rows):
+                    for j in range(self.vectors):
+                        self.registers.zero(self.sum_register(i, j))
+
     def finish(self, rows: Any) -> None:
         """Emit the epilogue of ``rows`` (LLVM int64) rows: add, apply the bounds, store C."""
+        e, t, b = self.e, self.t, self.e.b
+        if self.mask is not None:
+            self.finish_rows(rows)
+            return
+        # Whole registers to which nothing is done are stored at once.
+        words = [e.word(t, name) for name in ("residual", "row_bias", "flags")]
+        words.append(b.xor(rows, e.const(self.rows * ROWS)))
+        left = self.rest
+        for word in words:
+            left = b.or_(left, word)
+        with b.if_else(b.icmp_signed("==", left, e.const(0))) as (whole, otherwise):
+            with whole:
+                line, step = e.word(t, "c_row"), e.word(t, "c_vector")
+                for i in range(self.rows):
+                    for j in range(self.vectors):
+                        at = b.add(e.word(t, "c"), b.mul(step, e.const(j)))
+                        at = b.add(at, b.mul(line, e.const(i * ROWS)))
+                        self.registers.store(self.sum_register(i, j), at, line)
+            with otherwise:
+                self.finish_rows(rows)
+
+    def finish_rows(self, rows: Any) -> None:
+        """Emit the epilogue row by row."""
         e, t, b = self.e, self.t, self.e.b
         line = self.vectors * LANES * e.item
         with b.goto_entry_block():
@@ -291,8 +339,8 @@ class _MatrixTile:
         flags = e.word(t, "flags")
         low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
         high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
-        names = ("start", "residual", "row_bias", "c")
-        start, residual, bias, c = (e.variable(e.word(t, name)) for name in names)
+        start = e.variable(self.rest)
+        residual, bias, c = (e.variable(e.word(t, name)) for name in ("residual", "row_bias", "c"))
         own = e.variable(sums)
         has_start, has_residual, has_bias = (
             b.icmp_signed("!=", e.get(slot), e.const(0)) for slot in (start, residual, bias)
@@ -342,9 +390,7 @@ class _MatrixTile:
     def emit(self, rows: Any) -> None:
         """Emit the whole tile of ``rows`` (LLVM int64) rows."""
         e, t = self.e, self.t
-        for i in range(self.rows):
-            for j in range(self.vectors):
-                self.registers.zero(self.sum_register(i, j))
+        self.start()
         self.loops(_LOOPS, e.variable(e.word(t, "a")), e.variable(e.word(t, "b")))
         self.finish(rows)
 
