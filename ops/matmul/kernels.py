@@ -18,8 +18,8 @@ from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.matrix_tile import (
     REGISTER_BYTES,
     ROWS,
-    configure_tiles,
-    release_tiles,
+    full_rows,
+    tile_use,
 )
 from subgraph.engine.codegen.simd import call_kernel, ld, st, vec
 from subgraph.engine.codegen.tile import rows_of, stack_words
@@ -218,7 +218,7 @@ def gemm(
     item_b = 2 if weights or operands else item
     width = nv * lanes
     run_block = _block_runner(dtype, lanes, mr, nv, item_b, bool(operands))
-    prepare, finish = (configure_tiles, release_tiles) if operands else (_nothing, _nothing)
+    prepare, finish = tile_use(bool(operands))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
@@ -248,11 +248,6 @@ def gemm(
         finish()
 
     return kernel
-
-
-@register_jitable
-def _nothing() -> None:
-    """Do nothing, where matrix tiles are configured and released."""
 
 
 def round_rows() -> Callable[..., None]:
@@ -291,12 +286,6 @@ def round_rows() -> Callable[..., None]:
     return kernel
 
 
-@register_jitable
-def _full_rows(left: int, mr: int) -> int:
-    """Return the rows of the next matrix tile: their registers have the cost of full ones."""
-    return min(left, mr)
-
-
 def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix: bool) -> Any:
     """Return ``f(product, t, a, b, c, res, where)``, which runs the tiles of a block of C.
 
@@ -305,7 +294,7 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
     item, width = item_bytes(dtype), nv * lanes
     # Steps along K of a step of the tile.
     unit = MATRIX_DEPTH if matrix else 1
-    height = _full_rows if matrix else rows_of
+    height = full_rows if matrix else rows_of
 
     @register_jitable
     def run_block(

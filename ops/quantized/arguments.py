@@ -98,6 +98,7 @@ class QuantizedProductArguments(_Groups, WindowArguments):
         stored: Outputs of a group that are stored; fewer than `columns` only for rows.
         channels: Channels of an image, or elements of a row.
         pixel: Bytes of a pixel in the patch.
+        x_blocks: Blocks of 16 channels of a group of x.
         width_merged: 1 if the inner loop runs over the width of the kernel too, else 0.
         weight_sums: Sums of the weights of each column, int32, from which the kernel computes the
             share of the zero point of x; 0: the bias includes it, or there is none.
@@ -135,6 +136,7 @@ class QuantizedProductArguments(_Groups, WindowArguments):
     stored: int
     channels: int
     pixel: int
+    x_blocks: int
     width_merged: int
     weight_sums: Address
     excess: Address

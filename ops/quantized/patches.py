@@ -2,7 +2,8 @@
 
 Elements are 16-bit integers less their zero point (``pairs``), or unsigned bytes. Sources:
 
-- ``blocked``: ``[N][C / 16][D][H][W][16]`` bytes, the patch ``[C / 16][d][h][w][16]``.
+- ``blocked``: ``[N][C / 16][D][H][W][16]`` bytes, the patch ``[C / 16][d][h][w][16]``. Matrix tiles
+  read ``[C / 64][d][h][w][64]``, the channels beyond C undefined: their weights are zero.
 - ``image``: ``[N][C][D][H][W]`` with at most four channels, the patch ``[d][h][w][4]``.
 - ``rows``: a matrix ``[W][C]``, the patch the same with rows padded to a multiple of eight bytes.
 """
@@ -18,6 +19,7 @@ from subgraph.engine.codegen.simd import convert, ld_i8, ld_u8, st_i8, st_i16, v
 from subgraph.engine.codegen.tile_int import BLOCK
 
 IMAGE = 4  # channels of a pixel of an image's patch
+CHANNELS = 64  # channels of a pixel of a patch for matrix tiles
 # Blocks, depth, height and width of an image, its channels, bytes of a pixel in the patch.
 Patch = tuple[int, int, int, int, int, int]
 
@@ -135,9 +137,11 @@ def patch_copier(dtype: str, flavour: str, source: str) -> Any:
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
-        flavour: ``"pairs"``, ``"quads"`` or ``"checked"``.
+        flavour: ``"pairs"``, ``"quads"``, ``"checked"`` or ``"matrix"``.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
+    if source == "blocked" and flavour == "matrix":
+        return _matrix_copier(dtype)
     copiers = {"blocked": _blocked_copier, "image": _image_copier, "rows": _rows_copier}
     return copiers[source](dtype, flavour)
 
@@ -171,6 +175,52 @@ def _blocked_copier(dtype: str, flavour: str) -> Any:
                     to += nw * BLOCK * item
 
     return blocked
+
+
+def _matrix_copier(dtype: str) -> Any:
+    """Return the function that copies a patch of an image in blocks of 16 channels, by 64."""
+    _, sixteen, _, clear_block = _element(dtype, "matrix")
+
+    @register_jitable
+    def copy_pixels(x: int, block: int, blocks: int, to: int, pixels: int, zero: int) -> None:
+        """Copy pixels of up to four blocks, ``block`` bytes apart."""
+        if blocks >= CHANNELS // BLOCK:
+            for w in range(pixels):
+                source, target = x + w * BLOCK, to + w * CHANNELS
+                for j in range(CHANNELS // BLOCK):
+                    sixteen(source + j * block, target + j * BLOCK, zero)
+            return
+        for j in range(blocks):
+            for w in range(pixels):
+                sixteen(x + j * block + w * BLOCK, to + w * CHANNELS + j * BLOCK, zero)
+
+    @register_jitable
+    def clear(to: int, pixels: int, zero: int) -> None:
+        for at in range(to, to + pixels * CHANNELS, BLOCK):
+            clear_block(at, zero)
+
+    @register_jitable
+    def copy(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
+        blocks, depth, height, width, _, _ = patch
+        h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
+        left = min(max(-w0, 0), nw)
+        right = max(min(width - w0, nw), left)
+        block = depth * height * width * BLOCK
+        for b in range(0, blocks, CHANNELS // BLOCK):
+            for p in range(where.planes):
+                d = where.plane + p * where.plane_step
+                for h in range(h0, h0 + nh):
+                    if 0 <= d < depth and 0 <= h < height:
+                        row = x + b * block + ((d * height + h) * width + w0 + left) * BLOCK
+                        clear(to, left, zero)
+                        target = to + left * CHANNELS
+                        copy_pixels(row, block, blocks - b, target, right - left, zero)
+                        clear(to + right * CHANNELS, nw - right, zero)
+                    else:
+                        clear(to, nw, zero)
+                    to += nw * CHANNELS
+
+    return copy
 
 
 def _image_copier(dtype: str, flavour: str) -> Any:

@@ -38,7 +38,15 @@ from .qlinear_operands import (
     zero_point_argument,
     zero_point_sources,
 )
-from .qlinear_packing import BLOCK, PatchSource, Tile, guards, integer_tile, packed
+from .qlinear_packing import (
+    BLOCK,
+    MATRIX_BYTES,
+    PatchSource,
+    Tile,
+    guards,
+    integer_tile,
+    packed,
+)
 from .qlinear_tiles_cpu import Shape, emit_tiles
 
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
@@ -94,6 +102,7 @@ class _Runs:
         together: How many of them are one group of ``g``.
         width: Channels of a pixel in a patch.
         double: Elements of a double step.
+        matrix: Whether tiles are matrix tiles, whose runs are whole pixels.
     """
 
     g: Geometry
@@ -101,6 +110,7 @@ class _Runs:
     together: int
     width: int
     double: int
+    matrix: bool
 
     @property
     def blocks(self) -> int:
@@ -128,7 +138,8 @@ class _Runs:
         # With several taps the channels of the last block that exist are not at the end of a run of
         # taps, so that they cannot be cut off.
         rest = self.g.inputs - (self.blocks - 1) * self.width
-        return -(-rest // self.double) if self.g.taps == 1 else self.inner
+        short = self.g.taps == 1 and not self.matrix
+        return -(-rest // self.double) if short else self.inner
 
     def order(self, weight: Array) -> Array:
         """Return weights [outputs, K] in the order of a patch; `packed` says more."""
@@ -158,8 +169,8 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
         raise Unsupported("groups or channels that are far from whole blocks")
     tile = choose_tile(q, source=source)
     g = merge(g, together)
-    width = _IMAGE_CHANNELS if image else BLOCK
-    runs = _Runs(g, groups, together, width, 8 // tile.item)
+    width = _IMAGE_CHANNELS if image else MATRIX_BYTES if tile.matrix else BLOCK
+    runs = _Runs(g, groups, together, width, 8 // tile.item, tile.matrix)
     shape = _shape(q, tile, runs, source)
     # In the plain layout each group is padded to whole blocks of columns; in the blocked one merged
     # groups have whole blocks, so that all channels are one sequence.
@@ -205,6 +216,7 @@ def _shape(q: QuantizedOperands, tile: Tile, runs: _Runs, source: PatchSource) -
     g, plain = runs.g, q.y.layout == "plain"
     columns, pixels, item = round_up(g.outputs, BLOCK), math.prod(g.source), q.y.itemsize
     channels = runs.groups * g.outputs // runs.together
+    blocks = -(-g.inputs // BLOCK)
     return Shape(
         source=source,
         blocks=runs.blocks,
@@ -215,7 +227,8 @@ def _shape(q: QuantizedOperands, tile: Tile, runs: _Runs, source: PatchSource) -
         columns=columns,
         stored=g.outputs if plain else columns,
         channels=g.inputs,
-        x_image=pixels * (runs.blocks * g.groups * BLOCK if source == "blocked" else g.inputs),
+        x_blocks=blocks,
+        x_image=pixels * (blocks * g.groups * BLOCK if source == "blocked" else g.inputs),
         y_image=g.pixels * (channels * item if plain else g.groups * columns),
         y_group=g.outputs * item if plain else g.pixels * columns,
         y_pixel=channels * item if plain else BLOCK,

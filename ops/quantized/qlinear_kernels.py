@@ -17,6 +17,7 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import Address
 from subgraph.engine.codegen.dot import dot4
+from subgraph.engine.codegen.matrix_tile import full_rows, tile_use
 from subgraph.engine.codegen.simd import (
     call_kernel,
     ld_i8,
@@ -32,6 +33,7 @@ from subgraph.engine.codegen.tile_int import (
     integer_tile_shape,
     vector_bytes,
 )
+from subgraph.engine.codegen.tiling import MATRIX_TILE
 
 from .arguments import QuantizedProductArguments
 from .patches import Patch, PatchBox, patch_copier
@@ -43,8 +45,8 @@ from .saturation_kernels import (
     largest_finder,
 )
 
-# 2048 bytes; the largest tile is 12 rows of 2 vectors of 16 int32, which are 1536 bytes.
-_corner = stack_words(256)
+# 4096 bytes: the largest tile, a matrix tile, is 32 rows of 2 vectors of 16 int32.
+_corner = stack_words(512)
 # 128 bytes: an int32 for each column of the widest panel, 32.
 _start = stack_words(BLOCK)
 
@@ -79,7 +81,7 @@ def product(
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
         output: Dtype of the output; see ``tile_int.integer_contraction``.
-        flavour: ``"pairs"``, ``"quads"`` or ``"checked"`` (not for images).
+        flavour: ``"pairs"``, ``"quads"``, or, not for images, ``"checked"`` or ``"matrix"``.
         weights: Dtype of the packed weights, ``"int8"`` or ``"int16"``.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
@@ -88,6 +90,7 @@ def product(
     load_zero, width = ld_i8 if dtype == "int8" else ld_u8, nv * lanes
     prepare_patch = _patch_preparer(dtype, flavour, source)
     run_panels = _unit_runner(dtype, output, flavour, vector_bytes(flavour, weights, lanes), source)
+    prepare, finish = tile_use(flavour == "matrix")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
@@ -101,10 +104,11 @@ def product(
         od_n, plane = product.output_depth, row_blocks * col_blocks
         pixel, zero = product.pixel, load_zero(product.x_zero)
         volume = product.image_depth * product.image_height * product.image_width
-        group_bytes = product.blocks * volume * BLOCK
+        group_bytes = product.x_blocks * volume * BLOCK
         # Panels are innermost, so that units of the same pixels, which a thread takes one after the
         # other, copy their patch once.
         copied = -1
+        prepare()
         for unit in range(begin, end):
             patch, panel = unit // panel_blocks, unit % panel_blocks * pb
             box, matrix = patch % (od_n * plane), patch // (od_n * plane)
@@ -128,6 +132,7 @@ def product(
             _set_loops(product, t, nw * pixel, plane_pixels * pixel)
             y = product.y + image * product.y_image + first * product.y_pixel
             run_panels(product, t, where, start, scratch, y, image, group, panel, zero)
+        finish()
 
     return kernel
 
@@ -182,7 +187,7 @@ def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source:
     lanes, _, nv = integer_tile_shape()
     width, correcting = nv * lanes, flavour == "checked"
     start_sums, choose_tile = _start_sums(128 if dtype == "int8" else 0), _tile_chooser(step_bytes)
-    run_panel = _panel_runner(1 if output in ("uint8", "int8") else 4)
+    run_panel = _panel_runner(1 if output in ("uint8", "int8") else 4, flavour == "matrix")
 
     @register_jitable
     def run_panels(
@@ -291,7 +296,7 @@ def _set_box(
 def _patch_of(product: QuantizedProductArguments) -> Patch:
     """Return the sizes of an image and of the pixels of its patch."""
     return (
-        product.blocks,
+        product.x_blocks,
         product.image_depth,
         product.image_height,
         product.image_width,
@@ -425,13 +430,16 @@ def _set_loops(
     t.zero = product.y_zero
 
 
-def _panel_runner(item: int) -> Any:
+def _panel_runner(item: int, matrix: bool) -> Any:
     """Return ``f(product, t, x, y, where, first)``: the tiles of a panel over a patch.
 
-    ``item`` are the bytes of an element of the output.
+    ``item`` are the bytes of an element of the output; ``matrix``: the tiles are matrix tiles.
     """
     lanes, mr, nv = integer_tile_shape()
     width = nv * lanes
+    next_rows = rows_of
+    if matrix:
+        mr, next_rows = MATRIX_TILE[0], full_rows
 
     @register_jitable
     def copy_corner(corner: int, to: int, crs: int, rows: int, count: int) -> None:
@@ -473,7 +481,7 @@ def _panel_runner(item: int) -> Any:
         for r in range(rows):
             i = 0
             while i < cols:
-                m = rows_of(cols - i, mr)
+                m = next_rows(cols - i, mr)
                 to = y + r * row_out + i * crs
                 t.a = x + r * row_in + i * t.a_row
                 t.c = corner if cut else to

@@ -204,10 +204,13 @@ def choose_tile(q: QuantizedOperands, *, source: PatchSource) -> Tile:
         source: Source of the patches.
     """
     forced = q.low.options.get("INTEGER_FLAVOUR")
+    fits = fits_int8(q.w, q.w_zero)
+    matrix = host.has_int8_tiles() and forced in (None, "matrix") and source != "image"
+    if matrix and (fits or source == "rows"):
+        return integer_tile("matrix", "int8")
     quads = host.has_vnni() if forced is None else forced == "quads"
     # The pixels of an image are large bytes in few channels: most steps would need corrections.
     checked = host.prefers_pmaddubsw() and source != "image" and forced in (None, "checked")
-    fits = fits_int8(q.w, q.w_zero)
     # The excess of other zero points is corrected by sums of rows, which windows do not have.
     if (quads or checked) and (fits or source == "rows"):
         return integer_tile("quads" if quads else "checked", "int8")

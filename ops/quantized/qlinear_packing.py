@@ -12,15 +12,17 @@ from typing import Literal
 import attrs
 import numpy as np
 
+from subgraph.engine.codegen.tiling import MATRIX_TILE
 from subgraph.graph.types import Array
 from subgraph.ops.shared.tile_planning import round_up
 from subgraph.system import host
 
 BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, without numba
+MATRIX_BYTES = 64  # bytes of a row of A that a step of a matrix tile multiplies (hardware figure)
 LINE = 16  # bounds that `saturation_kernels` compares at a time; rows of bounds are padded to it
 
 # How a step of an integer tile multiplies; see `subgraph.engine.codegen.tile_int`.
-Flavour = Literal["pairs", "quads", "checked"]
+Flavour = Literal["pairs", "quads", "checked", "matrix"]
 # What a patch is copied from; see `subgraph.ops.quantized.patches`.
 PatchSource = Literal["blocked", "image", "rows"]
 
@@ -53,12 +55,19 @@ class Tile:
         """Elements of a step: four bytes of A."""
         return 4 // self.item
 
+    @property
+    def matrix(self) -> bool:
+        """Whether this is a matrix tile, whose operands are padded to steps of 64 bytes."""
+        return self.flavour == "matrix"
+
 
 def integer_tile(flavour: Flavour, weights: str) -> Tile:
     """Return the tile of this machine, as ``tile_int.integer_tile_shape`` does, without numba."""
     # Sums of mr x nv vectors, nv of B and one of A fit in the registers: 24 + 3 of 32 or 12 + 3 of
     # 16. A panel has whole blocks of 16 columns, so that narrow vectors need more of them.
     lanes = max(4, host.lanes("int32"))
+    if flavour == "matrix":
+        return Tile(lanes, *MATRIX_TILE, flavour, weights)
     if host.has_32_registers():
         mr, nv = (12, 2) if lanes == BLOCK else (6, BLOCK // lanes)
     else:

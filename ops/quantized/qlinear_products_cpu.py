@@ -39,7 +39,15 @@ from .qlinear_operands import (
     zero_point_argument,
     zero_point_sources,
 )
-from .qlinear_packing import BLOCK, Tile, column_vector, guards, integer_tile, packed
+from .qlinear_packing import (
+    BLOCK,
+    MATRIX_BYTES,
+    Tile,
+    column_vector,
+    guards,
+    integer_tile,
+    packed,
+)
 from .qlinear_tiles_cpu import Shape, emit_tiles
 
 # Multiplications of a product for which packing panels takes less time than they save (estimate).
@@ -94,7 +102,7 @@ def _emit_product(node: Node, q: QuantizedOperands) -> None:
         raise Unsupported(f"a product of depths {q.x.shape[-1]} and {depth}")
     tile = choose_tile(q, source="rows")
     double = 8 // tile.item
-    double_steps = -(-depth // double)
+    double_steps = _double_steps(tile, depth)
 
     def as_rows(weight: Array) -> Array:
         return weight if transposed else weight.T
@@ -137,6 +145,12 @@ def _emit_product(node: Node, q: QuantizedOperands) -> None:
     emit_tiles(q, tile, g, shape, weights, requantization_of(q, tile, 1, outputs, sums, transposed))
 
 
+def _double_steps(tile: Tile, depth: int) -> int:
+    """Return the double steps of rows of a matrix: eight bytes of a patch each."""
+    elements = MATRIX_BYTES if tile.matrix else 8 // tile.item
+    return round_up(depth, elements) * tile.item // 8
+
+
 def _row_shape(depth: int, outputs: int, item: int, inner: int, x_image: int = 0) -> Shape:
     """Return the sizes of a product whose rows are the pixels of a convolution.
 
@@ -157,6 +171,7 @@ def _row_shape(depth: int, outputs: int, item: int, inner: int, x_image: int = 0
         columns=round_up(outputs, BLOCK),
         stored=outputs,
         channels=depth,
+        x_blocks=1,
         x_image=x_image,
         y_image=0,
         y_group=0,

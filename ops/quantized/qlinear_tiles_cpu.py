@@ -29,6 +29,7 @@ class Shape:
         columns: Outputs of a group, rounded up to 16.
         stored: Outputs of a group that are stored.
         channels: Channels of an image, or elements of a row.
+        x_blocks: Blocks of 16 channels of a group of the input.
         x_image: Bytes between images of the input.
         y_image: Bytes between images of the output.
         y_group: Bytes between groups of an image of the output.
@@ -45,6 +46,7 @@ class Shape:
     columns: int
     stored: int
     channels: int
+    x_blocks: int
     x_image: int
     y_image: int
     y_group: int
@@ -112,8 +114,10 @@ def _scratch_areas(
     rows, columns = unit
     pixels = g.kernel[0] * g.reach(1, rows) * g.reach(2, columns)
     patch = shape.blocks * pixels * shape.pixel
-    # A tile may read up to 64 bytes after the last pixel; their weights are zero.
-    largest_at = faults_at = nbytes = round_up(patch + 64, 64)
+    # A tile may read up to 64 bytes after the last pixel, whose weights are zero; a matrix tile
+    # reads whole registers of pixels.
+    beyond = tile.mr * g.strides[2] * shape.pixel if tile.matrix else 64
+    largest_at = faults_at = nbytes = round_up(patch + beyond, 64)
     faults = 0
     if tile.flavour == "checked":
         taps = g.kernel[0] * g.kernel[1] * (1 if shape.width_merged else g.kernel[2])
@@ -193,6 +197,7 @@ def emit_tiles(
         stored=shape.stored,
         channels=shape.channels,
         pixel=shape.pixel,
+        x_blocks=shape.x_blocks,
         width_merged=int(shape.width_merged),
         weight_sums=sums.weight_sums,
         excess=weights.excess,
@@ -222,6 +227,10 @@ def emit_tiles(
 
 def _tile_kernel(flavour: Flavour, tile: Tile, q: QuantizedOperands) -> Kernel:
     """Return the integer tile of a flavour."""
+    if flavour == "matrix":
+        return Kernel(
+            "subgraph.engine.codegen.matrix_tile_int", "integer_contraction", output=q.output
+        )
     return Kernel(
         "subgraph.engine.codegen.tile_int", "integer_contraction",
         flavour=flavour, weights=tile.weights, output=q.output,

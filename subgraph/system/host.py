@@ -77,7 +77,7 @@ _ALWAYS_FMA = frozenset({"aarch64"})
 _LIKE = {
     "like-avx512vnni": _Emulation("avx512", frozenset({*_AVX512, "avx2", "avx512vnni"}), "avx2"),
     "like-avx512": _Emulation("avx512", frozenset({*_AVX512, "avx2"}), "avx2"),
-    "like-amx": _Emulation("avx512", frozenset({*_AVX512, "avx2", "amx-bf16"}), "avx2"),
+    "like-amx": _Emulation("avx512", frozenset({*_AVX512, "avx2", "amx-bf16", "amx-int8"}), "avx2"),
     "like-avxvnni": _Emulation("avx2", frozenset({"fma", "avx2", "avxvnni"}), "avx2"),
     "like-neon": _Emulation("neon", frozenset(), "scalar"),
 }
@@ -323,6 +323,11 @@ def permutes(dtype: str, lanes: int) -> bool:
 def has_bfloat16_tiles() -> bool:
     """Return whether one instruction multiplies matrix tiles of bfloat16 (AMX's tdpbf16ps)."""
     return isa().has("amx-bf16") and has_512_bit_vectors()
+
+
+def has_int8_tiles() -> bool:
+    """Return whether one instruction multiplies matrix tiles of bytes (AMX's tdpbusd)."""
+    return isa().has("amx-int8") and has_512_bit_vectors()
 
 
 def has_vnni() -> bool:

@@ -21,7 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
+from numba.extending import register_jitable
 
+from subgraph.engine.codegen.dot import emit_dot4
 from subgraph.engine.codegen.emit import Emit, set_alignment
 from subgraph.engine.codegen.irtools import (
     F32,
@@ -36,6 +38,7 @@ from subgraph.engine.codegen.irtools import (
     f32_to_bf16,
     load_at,
     pointer,
+    splat_value,
     store_at,
     vec_type,
 )
@@ -76,6 +79,26 @@ def _release(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
 # Registers that are in use make switching between threads slow.
 configure_tiles = define(VOID, [], _configure)
 release_tiles = define(VOID, [], _release)
+
+
+@register_jitable
+def _nothing() -> None:
+    """Do nothing, in kernels without matrix tiles."""
+
+
+def tile_use(matrix: bool) -> tuple[Any, Any]:
+    """Return what a kernel calls before its first tile and after its last one.
+
+    Args:
+        matrix: Whether its tiles are matrix tiles; otherwise nothing is done.
+    """
+    return (configure_tiles, release_tiles) if matrix else (_nothing, _nothing)
+
+
+@register_jitable
+def full_rows(left: int, mr: int) -> int:
+    """Return the rows of the next matrix tile: their registers have the cost of full ones."""
+    return min(left, mr)
 
 
 def _store_rounded(builder: Any, _context: Any, args: Sequence[Any]) -> None:
@@ -208,6 +231,26 @@ class TileRegisters:
                 e.step(a, e.const(4))
                 e.step(from_b, e.const(ROW_BYTES))
             e.store(e.get(total), e.get(to))
+            e.step(at, e.const(ROW_BYTES))
+            e.step(to, e.const(ROW_BYTES))
+
+    def multiply_bytes(self, sums: int, left: int, right: int) -> None:
+        """Add the products of a register of unsigned and one of signed bytes to one of int32."""
+        if not self.slots:
+            self._call("tdpbusd", I8(sums), I8(left), I8(right))
+            return
+        e, b = self.e, self.e.b
+        quads = ir.VectorType(I32, LANES)
+        at, to = e.variable(self.slots[left]), e.variable(self.slots[sums])
+        with e.loop(e.const(ROWS)):
+            total = e.variable(load_at(b, e.get(to), quads, 4))
+            a, from_b = e.variable(e.get(at)), e.variable(self.slots[right])
+            with e.loop(e.const(ROW_BYTES // 4)):
+                x = splat_value(b, load_at(b, e.get(a), I32, 4), LANES)
+                e.put(total, emit_dot4(b, e.get(total), x, load_at(b, e.get(from_b), quads, 4)))
+                e.step(a, e.const(4))
+                e.step(from_b, e.const(ROW_BYTES))
+            store_at(b, e.get(to), e.get(total), 4)
             e.step(at, e.const(ROW_BYTES))
             e.step(to, e.const(ROW_BYTES))
 

@@ -182,7 +182,7 @@ def test_convolutions(
         st.sampled_from(["none", "constant", "computed"]),
         st.sampled_from(["none", "usual", "one", "channels"]),
     ),
-    flavour=st.sampled_from([None, "pairs", "quads", "checked"]),
+    flavour=st.sampled_from([None, "pairs", "quads", "checked", "matrix"]),
     loud=st.booleans(),
     threads=st.integers(1, 3),
     cuts=CUTS,
@@ -269,7 +269,7 @@ def test_convolutions_of_any_rank(
     np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked"])
+@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked", "matrix"])
 def test_sums_of_a_convolution_beyond_int32_wrap_around(flavour: str) -> None:
     """33100 products of 255 and 255 are more than 2**31."""
     x, w = np.full((1, 33100, 2), 255, np.uint8), np.full((3, 33100, 1), 255, np.uint8)

@@ -24,7 +24,7 @@ def requantised(sums: Array, scale: Array, zero: int, dtype: str, shift: Any = 0
     return np.clip(np.rint(real) + zero, info.min, info.max).astype(dtype)
 
 
-@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked"])
+@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked", "matrix"])
 @FEW
 @given(
     channels=st.tuples(st.integers(1, 40), st.integers(1, 40)),
@@ -88,7 +88,7 @@ def test_convolutions(
     np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked"])
+@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked", "matrix"])
 @FEW
 @given(
     sizes=st.tuples(st.integers(1, 20), st.integers(1, 40), st.integers(1, 60)),
@@ -177,7 +177,7 @@ def test_computed_sides_of_many_terms(shapes: tuple[tuple[int, ...], tuple[int, 
     np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked"])
+@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked", "matrix"])
 @pytest.mark.parametrize("loud", [0, 1, 9, 200])
 @pytest.mark.parametrize("rows", [1, 6, 13])
 def test_products_that_saturate_in_16_bits(flavour: str, loud: int, rows: int) -> None:

@@ -1,0 +1,181 @@
+"""Matrix tiles of bytes: integer tiles over AMX's tile registers.
+
+One instruction (tdpbusd) multiplies 16 rows of 64 unsigned bytes of A with 64 rows of 16 columns of
+signed bytes of B and adds the products, exactly, to 16 x 16 sums of 32 bits. Arguments, operands
+and epilogue are those of `subgraph.engine.codegen.tile_int`, flavour ``quads``, except that steps
+have 64 bytes: B needs no other order, as its registers are rows of four bytes of each column.
+
+Rows of A beyond those of a tile are read, and may hold anything. (Source: Intel's Architecture
+Instruction Set Extensions Programming Reference, TDPBUSD.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from subgraph.engine.codegen.emit import Emit
+from subgraph.engine.codegen.irtools import F32, I32, I64, load_at, splat_value, store_at
+from subgraph.engine.codegen.matrix_tile import LANES, ROW_BYTES, ROWS, TileRegisters
+from subgraph.engine.codegen.tile import size_switch
+from subgraph.engine.codegen.tile_int import IntegerTileBlock, Requantizer
+from subgraph.engine.codegen.tiling import MATRIX_TILE
+
+_SUMS, _LEFT, _RIGHT = 0, 4, 6  # first registers of the sums, of A and of B
+_LOOPS = ("outer", "middle", "inner")
+_STEP_SHIFT = 3  # a step of 64 bytes is eight double steps, which `IntegerTileBlock.steps` counts
+
+
+class _MatrixTile:
+    """Emits a tile of ``rows x vectors`` registers of sums.
+
+    Args:
+        e: The emitter.
+        t: Address of the `IntegerTileBlock`.
+        rows: Registers of sums along the rows, 1 or 2.
+        vectors: Registers of sums along the columns, 1 or 2.
+    """
+
+    def __init__(self, e: Emit, t: Any, rows: int, vectors: int) -> None:
+        e.declaration = IntegerTileBlock
+        self.e, self.t, self.rows, self.vectors = e, t, rows, vectors
+        self.registers = TileRegisters(e)
+        self.a_row = e.word(t, "a_row")
+        self.below = e.b.mul(self.a_row, I64(ROWS))  # bytes from a register of A to the next
+        self.b_row = I64(vectors * ROW_BYTES)  # bytes of a step of four bytes of all columns
+
+    def each(self) -> list[tuple[int, int, int]]:
+        """Return ``(i, j, register)`` of all sums."""
+        return [
+            (i, j, _SUMS + i * self.vectors + j)
+            for i in range(self.rows)
+            for j in range(self.vectors)
+        ]
+
+    def start(self) -> None:
+        """Set the sums to the bias."""
+        bias = self.e.word(self.t, "bias")
+        for _, j, register in self.each():
+            self.registers.load(register, self.e.b.add(bias, I64(j * ROW_BYTES)), I64(0))
+
+    def step(self, a: Any, b: Any) -> None:
+        """Emit the products of one step, whose operands begin at two addresses."""
+        add, loaded = self.e.b.add, set[int]()
+        for i, j, register in self.each():
+            left, right = _LEFT + i, _RIGHT + j
+            if left not in loaded:
+                at = add(a, self.below) if i else a
+                self.registers.load(left, at, self.a_row)
+            if right not in loaded:
+                self.registers.load(right, add(b, I64(j * ROW_BYTES)), self.b_row)
+            loaded.update((left, right))
+            self.registers.multiply_bytes(register, left, right)
+
+    def loops(self, names: Sequence[str], a: Any, b: Any, steps: Any) -> None:
+        """Emit the loops ``names`` of the block and, inside them, that over the steps.
+
+        Args:
+            names: Names of loops, the outermost first.
+            a: Variable with the address of A, which is advanced.
+            b: Variable with the address of B, which steps advance.
+            steps: Double steps of the inner loop, LLVM int64.
+        """
+        e, t = self.e, self.t
+        if not names:
+            with e.loop(e.b.ashr(steps, I64(_STEP_SHIFT))):
+                self.step(e.get(a), e.get(b))
+                e.step(a, I64(ROW_BYTES))
+                e.step(b, e.b.mul(self.b_row, I64(ROWS)))
+            return
+        with e.loop(e.word(t, f"{names[0]}_count")) as left:
+            if names[0] == "outer":
+                last = e.b.icmp_signed("==", left, I64(1))
+                steps = e.b.select(last, e.word(t, "last_steps"), steps)
+            self.loops(names[1:], e.variable(e.get(a)), b, steps)
+            e.step(a, e.word(t, f"{names[0]}_a"))
+
+    def finish(self, rows: Any, output: str) -> None:
+        """Emit the epilogue of ``rows`` (LLVM int64) rows: requantize the sums and store them."""
+        e, t, b = self.e, self.t, self.e.b
+        line, kind = self.vectors * ROW_BYTES, ir.VectorType(I32, LANES)
+        with b.goto_entry_block():
+            slot = b.alloca(ir.ArrayType(F32, self.rows * ROWS * self.vectors * LANES))
+            slot.align = ROW_BYTES
+        sums = b.ptrtoint(slot, I64)
+        for i, j, register in self.each():
+            to = b.add(sums, I64(i * ROWS * line + j * ROW_BYTES))
+            self.registers.store(register, to, I64(line))
+        row_sums = e.word(t, "row_sums")
+        shifts = b.icmp_signed("!=", row_sums, I64(0))
+        excess, c_block = e.word(t, "column_excess"), e.word(t, "c_block")
+        end, scales, added = self._requantization(output)
+        own, at_sum, c = e.variable(sums), e.variable(row_sums), e.variable(e.word(t, "c"))
+        with e.loop(rows):
+            values = [
+                e.variable(load_at(b, b.add(e.get(own), I64(j * ROW_BYTES)), kind, 4))
+                for j in range(self.vectors)
+            ]
+            with e.when(shifts):
+                factor = splat_value(b, load_at(b, e.get(at_sum), I32, 4), LANES)
+                for j, value in enumerate(values):
+                    column = load_at(b, b.add(excess, I64(j * ROW_BYTES)), kind, 4)
+                    e.put(value, b.sub(e.get(value), b.mul(factor, column)))
+                e.step(at_sum, I64(4))
+            for j, slot in enumerate(values):
+                value, to = e.get(slot), b.add(e.get(c), I64(j * ROW_BYTES))
+                if end is not None:
+                    value = end.scaled(value, scales[j], added[j])
+                if end is not None and output != "float32":
+                    to = b.add(e.get(c), b.mul(c_block, I64(j)))
+                    store_at(b, to, end.packed([value], list(range(LANES))), 1)
+                else:
+                    store_at(b, to, value, 4)
+            e.step(c, e.word(t, "c_row"))
+            e.step(own, I64(line))
+
+    def _requantization(self, output: str) -> tuple[Requantizer | None, list[Any], list[Any]]:
+        """Return what requantizes sums (None: nothing), and the scale and shift of each vector."""
+        e, t, b = self.e, self.t, self.e.b
+        if output == "int32":
+            return None, [], []
+        words = (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero"))
+        end = Requantizer(b, LANES, output, words)
+        scale, shift = e.word(t, "scale"), e.word(t, "shift")
+        scales = [
+            load_at(b, b.add(scale, I64(j * ROW_BYTES)), end.real, 4) for j in range(self.vectors)
+        ]
+        slots = [e.variable(end.real(None)) for _ in range(self.vectors)]
+        with e.when(b.icmp_signed("!=", shift, I64(0))):
+            for j, slot in enumerate(slots):
+                e.put(slot, load_at(b, b.add(shift, I64(j * ROW_BYTES)), end.real, 4))
+        return end, scales, [e.get(slot) for slot in slots]
+
+
+def integer_contraction(*, output: str) -> Callable[..., None]:
+    """Return the kernel that computes one tile.
+
+    Its arguments are ``(address of an IntegerTileBlock, rows, vectors, 0)`` with at most 32 rows
+    and 2 vectors. The calling kernel configures the registers before
+    (`subgraph.engine.codegen.matrix_tile.configure_tiles`).
+
+    Args:
+        output: As in `subgraph.engine.codegen.tile_int.integer_contraction`.
+    """
+    most, vectors = MATRIX_TILE
+
+    def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
+        tile = _MatrixTile(e, t, rows, vectors)
+        tile.start()
+        steps = e.word(t, "steps")
+        tile.loops(_LOOPS, e.variable(e.word(t, "a")), e.variable(e.word(t, "b")), steps)
+        tile.finish(count, output)
+
+    sizes = [(rows, v) for v in range(1, vectors + 1) for rows in range(1, most // ROWS + 1)]
+    tiles = size_switch(f"int_matrix_{output}", "float32", LANES, sizes, emit)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        tiles(args, (begin + ROWS - 1) // ROWS, end, begin)
+
+    return kernel
