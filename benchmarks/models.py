@@ -1,6 +1,7 @@
 """Time whole models against ONNX Runtime and OpenVINO: ``make bench BENCH_ARGS="*.onnx"``.
 
 usage: python benchmarks/models.py MODEL.onnx ... [--threads 1] [--vs onnxruntime,openvino]
+       [--precision bfloat16]
 
 Samples of the runtimes are interleaved, with a calibration loop before and after each; the table
 has medians of the samples next to a fast calibration (see `subgraph.tools.bench`). Without models
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--vs", default="onnxruntime,openvino")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     console = Console(width=160, highlight=False)
     console.print(f"{platform.platform()}, {cpu_name()}, {args.threads} thread(s)")
@@ -73,6 +75,7 @@ def main() -> None:
             threads=args.threads,
             rounds=args.rounds,
             seconds=args.seconds,
+            precision=args.precision,
         )
         table = table or Table("model", *measured[0].row(fastest_peer(measured)))
         ratio = add_rows(table, model, measured)

@@ -23,6 +23,8 @@ from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.types import Array
 from subgraph.system.registry import nearest
 
+# Runtimes that compute float32 models in bfloat16 if they are told to.
+PRECISE = ("subgraph", "openvino")
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "onnx2torch"}
 # Samples count if their calibration took at most this multiple of the shortest one (estimate).
 _MAX_CALIBRATION_RATIO = 1.25
@@ -131,6 +133,7 @@ def measure(
     threads: int = 1,
     rounds: int = 10,
     seconds: float = 1.0,
+    precision: str = "float32",
 ) -> list[Measured]:
     """Time Subgraph and ``peers`` on a model, with interleaved samples.
 
@@ -141,6 +144,7 @@ def measure(
         threads: Threads that each runtime may use.
         rounds: Number of times that each runtime takes samples.
         seconds: Approximate total time of each runtime's samples.
+        precision: ``"float32"``, or ``"bfloat16"`` to allow products in it (`PRECISE`).
 
     Returns:
         Subgraph's measurements, then each peer's.
@@ -157,7 +161,10 @@ def measure(
         workers: list[_Worker] = []
         try:
             for name in ("subgraph", *peers):
-                workers.append(_start_worker(name, model, threads, inputs))
+                chosen = f"{name} {precision}" if name in PRECISE else name
+                workers.append(
+                    _start_worker(chosen.removesuffix(" float32"), model, threads, inputs)
+                )
             results = [_results(worker, Path(folder)) for worker in workers]
             samples = _interleaved_samples(workers, rounds, seconds)
         finally:

@@ -26,17 +26,19 @@ Arrays = dict[str, Any]
 Runner = Callable[[], list[Any]]
 
 
-def ours(model: Path, threads: int, arrays: Arrays) -> Runner:
+def ours(model: Path, threads: int, arrays: Arrays, precision: str = "") -> Runner:
     """Return a function that runs a model on Subgraph's CPU device.
 
     Args:
         model: An ONNX file.
         threads: Threads of a run.
         arrays: Inputs by name.
+        precision: Value of the option INFERENCE_PRECISION.
     """
     import subgraph as sg
 
-    compiled = sg.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    config = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION": precision}
+    compiled = sg.compile_model(model, "CPU", config)
     return lambda: list(compiled(arrays).values())
 
 
@@ -70,13 +72,14 @@ def best_level(model: Path, threads: int, arrays: Arrays) -> str:
     return min(LEVELS, key=lambda level: _median_of(onnxruntime(model, threads, arrays, level)))
 
 
-def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
-    """Return a function that runs a model by OpenVINO in float32, tuned for latency.
+def openvino(model: Path, threads: int, arrays: Arrays, precision: str = "f32") -> Runner:
+    """Return a function that runs a model by OpenVINO, tuned for latency.
 
     Args:
         model: An ONNX file.
         threads: Threads of a run.
         arrays: Inputs by name.
+        precision: OpenVINO's name of the dtype in which it computes.
     """
     ov: Any = importlib.import_module("openvino")
     core = ov.Core()
@@ -84,7 +87,7 @@ def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
     network.reshape({name: array.shape for name, array in arrays.items()})
     config = {
         "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": precision,
         "PERFORMANCE_HINT": "LATENCY",
     }
     request = core.compile_model(network, "CPU", config).create_infer_request()
@@ -124,6 +127,8 @@ def torch(model: Path, threads: int, arrays: Arrays) -> Runner:
 LEVELS = ("BASIC", "ALL")
 RUNNERS: Mapping[str, Callable[[Path, int, Arrays], Runner]] = {
     "subgraph": ours,
+    "subgraph bfloat16": functools.partial(ours, precision="bfloat16"),
+    "openvino bfloat16": functools.partial(openvino, precision="bf16"),
     **{f"onnxruntime {level}": functools.partial(onnxruntime, level=level) for level in LEVELS},
     "openvino": openvino,
     "torch": torch,

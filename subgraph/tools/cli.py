@@ -507,6 +507,8 @@ def _add_measuring_commands(command: AddCommand) -> None:
     sub.add_argument("--threads", type=at_least(1), default=1, metavar="N", help=text)
     text = "approximate time of each runtime (default 3)"
     sub.add_argument("--seconds", type=float, default=3, metavar="S", help=text)
+    text = "of Subgraph's and OpenVINO's products (default float32)"
+    sub.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=text)
 
     sub = command("profile", profile)
     _model(sub, exported=True)

@@ -1,4 +1,4 @@
-"""The command `subgraph accuracy`: bfloat16 weights and integer kernels compared with float32."""
+"""The command `subgraph accuracy`: bfloat16 and integer kernels compared with float32."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import subgraph as sg
+from subgraph.system.host import has_bfloat16_tiles
 from subgraph.tools.accuracy import Run, is_quantized, measure
 from subgraph.tools.cli_inputs import input_arrays, ports
 from subgraph.tools.cli_output import Output
 
 
 def accuracy(args: argparse.Namespace) -> None:
-    """Compare a model's results with bfloat16 weights or int8 kernels with those in float32."""
+    """Compare a model's results in bfloat16 or by int8 kernels with those in float32."""
     out = Output(args)
     graph = sg.load(args.model)
     given = dict(args.config)
@@ -22,8 +23,15 @@ def accuracy(args: argparse.Namespace) -> None:
     truth_config = {**given, "FUSION": "0"} if quantized else given
     with out.progress("compiling"):
         truth = _runner(args.model, truth_config)
+        rounded = {
+            "bfloat16 weights": "WEIGHTS_PRECISION",
+            "bfloat16 products": "INFERENCE_PRECISION",
+        }
         runs: dict[str, Run] = {
-            "bfloat16 weights": _runner(args.model, {**given, "WEIGHTS_PRECISION": "bfloat16"})
+            name: _runner(args.model, {**given, option: "bfloat16"})
+            for name, option in rounded.items()
+            # Without matrix tiles products of float32 are not rounded.
+            if option == "WEIGHTS_PRECISION" or has_bfloat16_tiles()
         }
         if quantized:
             runs = {"int8, integer kernels": _runner(args.model, given)}

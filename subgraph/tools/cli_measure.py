@@ -23,7 +23,12 @@ def bench(args: argparse.Namespace) -> None:
         arrays = input_arrays(inputs, dict(args.input), dict(args.dim), args.seed)
     with out.progress("measuring"):
         measured = measure(
-            args.model, arrays, peers=peers, threads=args.threads, seconds=args.seconds
+            args.model,
+            arrays,
+            peers=peers,
+            threads=args.threads,
+            seconds=args.seconds,
+            precision=args.precision,
         )
     best = fastest_peer(measured)
     rows = [one.row(best) for one in measured]

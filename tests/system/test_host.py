@@ -69,3 +69,15 @@ def test_a_new_instruction_set_is_a_row(pretend: Pretend, monkeypatch: pytest.Mo
     with host.target(emulated, "x86_64"):
         answers = (host.has_vnni(), host.pmaddwd_lanes(), host.permutes("float32", 4))
     assert answers == (False, 0, False), "nobody asks for its name"
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tile_registers_need_the_permission_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    features = dict.fromkeys((*AVX512, *AVX2, "amx-int8", "amx-bf16"), True)
+    monkeypatch.setitem(PRIVATE, "processor", lambda: ("sapphirerapids", features))
+    monkeypatch.setitem(PRIVATE, "permit_tile_registers", lambda: allowed)
+    _, found = PRIVATE["_host_cpu"].__wrapped__()
+    assert all(found[name] == allowed for name in found if name.startswith("amx"))
+    assert found["avx512f"]
