@@ -255,49 +255,94 @@ class TileRegisters:
             e.step(to, e.const(ROW_BYTES))
 
 
-class _MatrixTile:
-    """Emits a contraction tile of ``rows x vectors`` registers of sums.
+class RegisterTile:
+    """A tile of ``rows x vectors`` registers of sums, common to matrix tiles of all dtypes.
+
+    Args:
+        e: The emitter.
+        t: Address of the tile's block.
+        rows: Registers of sums along the rows, 1 or 2.
+        vectors: Registers of sums along the columns, 1 or 2.
+    """
+
+    def __init__(self, e: Emit, t: Any, rows: int, vectors: int) -> None:
+        self.e, self.t, self.rows, self.vectors = e, t, rows, vectors
+        self.registers = TileRegisters(e)
+
+    def each(self) -> list[tuple[int, int, int]]:
+        """Return ``(i, j, register)`` of all sums: those of rows ``16 i`` and of vector j."""
+        return [
+            (i, j, _SUMS + i * self.vectors + j)
+            for i in range(self.rows)
+            for j in range(self.vectors)
+        ]
+
+    def multiply(
+        self,
+        left: Callable[[int], tuple[Any, Any]],
+        right: Callable[[int], tuple[Any, Any]],
+        add: Callable[[int, int, int], None],
+    ) -> None:
+        """Emit the products of one step.
+
+        Args:
+            left: Returns address and bytes between rows of register i of A.
+            right: The same of register j of B.
+            add: Adds the products of two registers to a third: `TileRegisters.multiply`.
+        """
+        loaded: set[int] = set()
+        # Each register is loaded just before its first use: products start after two loads.
+        for i, j, sums in self.each():
+            for register, place, number in ((_LEFT + i, left, i), (_RIGHT + j, right, j)):
+                if register not in loaded:
+                    loaded.add(register)
+                    self.registers.load(register, *place(number))
+            add(sums, _LEFT + i, _RIGHT + j)
+
+    def stored_sums(self) -> Any:
+        """Emit stores of all sums to the stack; return the address of their rows, adjacent."""
+        e, b = self.e, self.e.b
+        line = self.vectors * ROW_BYTES
+        with b.goto_entry_block():
+            slot = b.alloca(ir.ArrayType(F32, self.rows * ROWS * self.vectors * LANES))
+            slot.align = ROW_BYTES
+        sums = b.ptrtoint(slot, I64)
+        for i, j, register in self.each():
+            to = b.add(sums, e.const(i * ROWS * line + j * ROW_BYTES))
+            self.registers.store(register, to, e.const(line))
+        return sums
+
+
+class _MatrixTile(RegisterTile):
+    """Emits a contraction tile of bfloat16.
 
     Args:
         e: The emitter.
         t: Address of the `TileBlock`.
-        rows: Registers of sums along the rows, 1 or 2.
-        vectors: Registers of sums along the columns, 1 or 2.
+        rows: As in `RegisterTile`.
+        vectors: As in `RegisterTile`.
         masked: Whether the last vector of a row has `TileBlock.tail` elements only.
     """
 
     def __init__(self, e: Emit, t: Any, rows: int, vectors: int, masked: bool) -> None:
-        self.e, self.t, self.rows, self.vectors = e, t, rows, vectors
-        self.registers = TileRegisters(e)
+        super().__init__(e, t, rows, vectors)
         self.mask = e.tail_mask(e.word(t, "tail")) if masked else None
         self.a_row = e.word(t, "a_row")
         self.a_register = e.word(t, "a_register")
         self.b_vector = e.word(t, "b_vector")
         self.rest: Any = None  # initial values that the epilogue adds
 
-    def sum_register(self, i: int, j: int) -> int:
-        """Return the register of the sums of rows ``16 i`` and of vector j."""
-        return _SUMS + i * self.vectors + j
-
     def step(self, a: Any, b: Any) -> None:
         """Emit the products of one step, whose operands begin at two addresses."""
-        add = self.e.b.add
-        loaded: set[int] = set()
+        e = self.e
 
-        def load(register: int, address: Any, row: Any) -> int:
-            if register not in loaded:
-                loaded.add(register)
-                self.registers.load(register, address, row)
-            return register
+        def left(i: int) -> tuple[Any, Any]:
+            return e.b.add(a, self.a_register) if i else a, self.a_row
 
-        # Each register is loaded just before its first use: products start after two loads.
-        for i in range(self.rows):
-            for j in range(self.vectors):
-                at_a = a if i == 0 else add(a, self.a_register)
-                at_b = b if j == 0 else add(b, self.b_vector)
-                left = load(_LEFT + i, at_a, self.a_row)
-                right = load(_RIGHT + j, at_b, self.e.const(ROW_BYTES))
-                self.registers.multiply(self.sum_register(i, j), left, right)
+        def right(j: int) -> tuple[Any, Any]:
+            return e.b.add(b, self.b_vector) if j else b, e.const(ROW_BYTES)
+
+        self.multiply(left, right, self.registers.multiply)
 
     def loops(self, names: Sequence[str], a: Any, b: Any) -> None:
         """Emit the loops ``names`` of the block and, inside them, that over the steps.
@@ -335,14 +380,12 @@ class _MatrixTile:
         self.rest = b.select(is_shared, e.const(0), start)
         with b.if_else(is_shared) as (shared, otherwise):
             with shared:
-                for j in range(self.vectors):
+                for _, j, register in self.each():
                     at = b.add(start, b.mul(vector, e.const(j)))
-                    for i in range(self.rows):
-                        self.registers.load(self.sum_register(i, j), at, e.const(0))
+                    self.registers.load(register, at, e.const(0))
             with otherwise:
-                for i in range(self.rows):
-                    for j in range(self.vectors):
-                        self.registers.zero(self.sum_register(i, j))
+                for _, _, register in self.each():
+                    self.registers.zero(register)
 
     def finish(self, rows: Any) -> None:
         """Emit the epilogue of ``rows`` (LLVM int64) rows: add, apply the bounds, store C."""
@@ -359,26 +402,17 @@ class _MatrixTile:
         with b.if_else(b.icmp_signed("==", left, e.const(0))) as (whole, otherwise):
             with whole:
                 line, step = e.word(t, "c_row"), e.word(t, "c_vector")
-                for i in range(self.rows):
-                    for j in range(self.vectors):
-                        at = b.add(e.word(t, "c"), b.mul(step, e.const(j)))
-                        at = b.add(at, b.mul(line, e.const(i * ROWS)))
-                        self.registers.store(self.sum_register(i, j), at, line)
+                for i, j, register in self.each():
+                    at = b.add(e.word(t, "c"), b.mul(step, e.const(j)))
+                    at = b.add(at, b.mul(line, e.const(i * ROWS)))
+                    self.registers.store(register, at, line)
             with otherwise:
                 self.finish_rows(rows)
 
     def finish_rows(self, rows: Any) -> None:
         """Emit the epilogue row by row."""
         e, t, b = self.e, self.t, self.e.b
-        line = self.vectors * LANES * e.item
-        with b.goto_entry_block():
-            slot = b.alloca(ir.ArrayType(F32, self.rows * ROWS * self.vectors * LANES))
-            slot.align = ROW_BYTES
-        sums = b.ptrtoint(slot, I64)
-        for i in range(self.rows):
-            for j in range(self.vectors):
-                to = b.add(sums, e.const(i * ROWS * line + j * ROW_BYTES))
-                self.registers.store(self.sum_register(i, j), to, e.const(line))
+        line, sums = self.vectors * ROW_BYTES, self.stored_sums()
         flags = e.word(t, "flags")
         low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
         high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))

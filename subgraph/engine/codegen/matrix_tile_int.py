@@ -17,42 +17,32 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.engine.codegen.emit import Emit
-from subgraph.engine.codegen.irtools import F32, I32, I64, load_at, splat_value, store_at
-from subgraph.engine.codegen.matrix_tile import LANES, ROW_BYTES, ROWS, TileRegisters
+from subgraph.engine.codegen.irtools import I32, I64, load_at, splat_value, store_at
+from subgraph.engine.codegen.matrix_tile import LANES, ROW_BYTES, ROWS, RegisterTile
 from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tile_int import IntegerTileBlock, Requantizer
 from subgraph.engine.codegen.tiling import MATRIX_TILE
 
-_SUMS, _LEFT, _RIGHT = 0, 4, 6  # first registers of the sums, of A and of B
 _LOOPS = ("outer", "middle", "inner")
 _STEP_SHIFT = 3  # a step of 64 bytes is eight double steps, which `IntegerTileBlock.steps` counts
 
 
-class _MatrixTile:
-    """Emits a tile of ``rows x vectors`` registers of sums.
+class _MatrixTile(RegisterTile):
+    """Emits an integer tile.
 
     Args:
         e: The emitter.
         t: Address of the `IntegerTileBlock`.
-        rows: Registers of sums along the rows, 1 or 2.
-        vectors: Registers of sums along the columns, 1 or 2.
+        rows: As in `RegisterTile`.
+        vectors: As in `RegisterTile`.
     """
 
     def __init__(self, e: Emit, t: Any, rows: int, vectors: int) -> None:
         e.declaration = IntegerTileBlock
-        self.e, self.t, self.rows, self.vectors = e, t, rows, vectors
-        self.registers = TileRegisters(e)
+        super().__init__(e, t, rows, vectors)
         self.a_row = e.word(t, "a_row")
         self.below = e.b.mul(self.a_row, I64(ROWS))  # bytes from a register of A to the next
         self.b_row = I64(vectors * ROW_BYTES)  # bytes of a step of four bytes of all columns
-
-    def each(self) -> list[tuple[int, int, int]]:
-        """Return ``(i, j, register)`` of all sums."""
-        return [
-            (i, j, _SUMS + i * self.vectors + j)
-            for i in range(self.rows)
-            for j in range(self.vectors)
-        ]
 
     def start(self) -> None:
         """Set the sums to the bias."""
@@ -62,16 +52,15 @@ class _MatrixTile:
 
     def step(self, a: Any, b: Any) -> None:
         """Emit the products of one step, whose operands begin at two addresses."""
-        add, loaded = self.e.b.add, set[int]()
-        for i, j, register in self.each():
-            left, right = _LEFT + i, _RIGHT + j
-            if left not in loaded:
-                at = add(a, self.below) if i else a
-                self.registers.load(left, at, self.a_row)
-            if right not in loaded:
-                self.registers.load(right, add(b, I64(j * ROW_BYTES)), self.b_row)
-            loaded.update((left, right))
-            self.registers.multiply_bytes(register, left, right)
+        add = self.e.b.add
+
+        def left(i: int) -> tuple[Any, Any]:
+            return add(a, self.below) if i else a, self.a_row
+
+        def right(j: int) -> tuple[Any, Any]:
+            return add(b, I64(j * ROW_BYTES)), self.b_row
+
+        self.multiply(left, right, self.registers.multiply_bytes)
 
     def loops(self, names: Sequence[str], a: Any, b: Any, steps: Any) -> None:
         """Emit the loops ``names`` of the block and, inside them, that over the steps.
@@ -100,13 +89,7 @@ class _MatrixTile:
         """Emit the epilogue of ``rows`` (LLVM int64) rows: requantize the sums and store them."""
         e, t, b = self.e, self.t, self.e.b
         line, kind = self.vectors * ROW_BYTES, ir.VectorType(I32, LANES)
-        with b.goto_entry_block():
-            slot = b.alloca(ir.ArrayType(F32, self.rows * ROWS * self.vectors * LANES))
-            slot.align = ROW_BYTES
-        sums = b.ptrtoint(slot, I64)
-        for i, j, register in self.each():
-            to = b.add(sums, I64(i * ROWS * line + j * ROW_BYTES))
-            self.registers.store(register, to, I64(line))
+        sums = self.stored_sums()
         row_sums = e.word(t, "row_sums")
         shifts = b.icmp_signed("!=", row_sums, I64(0))
         excess, c_block = e.word(t, "column_excess"), e.word(t, "c_block")

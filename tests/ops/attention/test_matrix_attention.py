@@ -56,7 +56,7 @@ def test_matrix_attention(
 @pytest.mark.parametrize("orders", ["bhtd", "bthd"])
 def test_several_blocks_of_keys(mask: str, causal: bool, orders: str) -> None:
     check_attention(
-        1, (2, 2), (300, 700), (24, 40), (orders,) * 4, mask, causal, "float32", 2, [0.5], OPTION,
+        1, (2, 2), (300, 700), (24, 40), (orders, orders, orders, orders), mask, causal, "float32", 2, [0.5], OPTION,
         TOLERANCE,
     )  # fmt: skip
 
