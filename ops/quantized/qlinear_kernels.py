@@ -17,7 +17,7 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import Address
 from subgraph.engine.codegen.dot import dot4
-from subgraph.engine.codegen.matrix_tile import full_rows, tile_use
+from subgraph.engine.codegen.matrix_tile import ROWS, full_rows, tile_use
 from subgraph.engine.codegen.simd import (
     call_kernel,
     ld_i8,
@@ -478,10 +478,16 @@ def _panel_runner(item: int, matrix: bool) -> Any:
         corner = _corner()
         t.c_row = width * item if cut else crs
         t.c_block = BLOCK * item if cut else product.y_block
-        for r in range(rows):
-            i = 0
-            while i < cols:
-                m = next_rows(cols - i, mr)
+        # Two short rows are a matrix tile: with a register of each, no product waits for the
+        # previous one of the same sums.
+        in_pairs = matrix and cols <= ROWS and 2 * cols > ROWS and cols * crs == row_out
+        height = 2 if in_pairs else 1
+        t.a_register = row_in if in_pairs else ROWS * t.a_row
+        t.register_rows = cols if in_pairs else 0
+        for r in range(0, rows, height):
+            i, width_out = 0, min(height, rows - r) * cols
+            while i < width_out:
+                m = next_rows(width_out - i, mr)
                 to = y + r * row_out + i * crs
                 t.a = x + r * row_in + i * t.a_row
                 t.c = corner if cut else to

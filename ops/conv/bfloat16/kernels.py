@@ -170,7 +170,12 @@ def convolve() -> Callable[..., None]:
         t = _tile_block()
         t.steps = 1
         t.a_row = a.x_column
-        t.a_register = a.x_register
+        # Two short rows of an image are a tile: with a register of each, no product waits for the
+        # previous one of the same sums.
+        in_pairs = a.columns <= ROWS and 2 * a.columns > ROWS and a.rows * a.columns == a.outputs
+        height = 2 if in_pairs else 1
+        t.a_register = a.x_row if in_pairs else a.x_register
+        t.register_rows = a.columns if in_pairs else 0
         t.b_vector = REGISTER_BYTES
         t.c_row = _PIXEL
         t.c_vector = a.y_block
@@ -191,9 +196,10 @@ def convolve() -> Callable[..., None]:
             first_panel = unit // row_units % panel_units * a.unit_panels
             image = unit // (row_units * panel_units)
             last_panel = min(first_panel + a.unit_panels, panels)
-            for row in range(first_row, last_row):
+            for row in range(first_row, last_row, height):
                 x = a.x + image * a.x_group + row * a.x_row
-                columns = min(a.columns, a.outputs - row * a.columns)
+                columns = min(height, last_row - row) * a.columns
+                columns = min(columns, a.outputs - row * a.columns)
                 for column in range(0, columns, most):
                     pixels = min(most, columns - column)
                     t.a = x + column // ROWS * a.x_register

@@ -17,7 +17,8 @@ Extensions Programming Reference, TDPBF16PS.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -312,6 +313,31 @@ class RegisterTile:
             self.registers.store(register, to, e.const(line))
         return sums
 
+    @contextmanager
+    def sum_rows(self, sums: Any, rows: Any) -> Generator[Any]:
+        """Emit the body of a ``with`` as a loop over rows of sums that are rows of C.
+
+        Args:
+            sums: Result of `stored_sums`.
+            rows: Number of rows of C, LLVM int64.
+
+        Yields:
+            The address of the sums of a row.
+        """
+        e, b = self.e, self.e.b
+        line = e.const(self.vectors * ROW_BYTES)
+        each = e.word(self.t, "register_rows")
+        each = b.select(b.icmp_signed("==", each, e.const(0)), e.const(ROWS), each)
+        first, left = e.variable(sums), e.variable(rows)
+        with e.loop(e.const(self.rows)):
+            count = b.select(b.icmp_signed("<", e.get(left), each), e.get(left), each)
+            own = e.variable(e.get(first))
+            with e.loop(count):
+                yield e.get(own)
+                e.step(own, line)
+            e.put(left, b.sub(e.get(left), count))
+            e.step(first, e.const(ROWS * self.vectors * ROW_BYTES))
+
 
 class _MatrixTile(RegisterTile):
     """Emits a contraction tile of bfloat16.
@@ -396,6 +422,7 @@ class _MatrixTile(RegisterTile):
         # Whole registers to which nothing is done are stored at once.
         words = [e.word(t, name) for name in ("residual", "row_bias", "flags")]
         words.append(b.xor(rows, e.const(self.rows * ROWS)))
+        words.append(e.word(t, "register_rows"))
         left = self.rest
         for word in words:
             left = b.or_(left, word)
@@ -412,13 +439,12 @@ class _MatrixTile(RegisterTile):
     def finish_rows(self, rows: Any) -> None:
         """Emit the epilogue row by row."""
         e, t, b = self.e, self.t, self.e.b
-        line, sums = self.vectors * ROW_BYTES, self.stored_sums()
+        sums = self.stored_sums()
         flags = e.word(t, "flags")
         low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
         high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
         start = e.variable(self.rest)
         residual, bias, c = (e.variable(e.word(t, name)) for name in ("residual", "row_bias", "c"))
-        own = e.variable(sums)
         has_start, has_residual, has_bias = (
             b.icmp_signed("!=", e.get(slot), e.const(0)) for slot in (start, residual, bias)
         )
@@ -431,10 +457,9 @@ class _MatrixTile(RegisterTile):
             "c_vector",
         )
         w = {name: e.word(t, name) for name in names}
-        with e.loop(rows):
+        with self.sum_rows(sums, rows) as own:
             values = [
-                e.variable(e.load(b.add(e.get(own), e.const(j * ROW_BYTES))))
-                for j in range(self.vectors)
+                e.variable(e.load(b.add(own, e.const(j * ROW_BYTES)))) for j in range(self.vectors)
             ]
             with e.when(has_bias):
                 added = e.broadcast(e.get(bias))
@@ -458,7 +483,6 @@ class _MatrixTile(RegisterTile):
                 at = b.add(e.get(c), b.mul(w["c_vector"], e.const(j)))
                 e.store(v, at, self.lane_mask(j))
             e.step(c, w["c_row"])
-            e.step(own, e.const(line))
 
     def lane_mask(self, j: int) -> Any:
         """Return the mask of vector j of a row; None if all its lanes exist."""

@@ -41,7 +41,7 @@ class _MatrixTile(RegisterTile):
         e.declaration = IntegerTileBlock
         super().__init__(e, t, rows, vectors)
         self.a_row = e.word(t, "a_row")
-        self.below = e.b.mul(self.a_row, I64(ROWS))  # bytes from a register of A to the next
+        self.a_register = e.word(t, "a_register")
         self.b_row = I64(vectors * ROW_BYTES)  # bytes of a step of four bytes of all columns
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class _MatrixTile(RegisterTile):
         add = self.e.b.add
 
         def left(i: int) -> tuple[Any, Any]:
-            return add(a, self.below) if i else a, self.a_row
+            return add(a, self.a_register) if i else a, self.a_row
 
         def right(j: int) -> tuple[Any, Any]:
             return add(b, I64(j * ROW_BYTES)), self.b_row
@@ -88,16 +88,16 @@ class _MatrixTile(RegisterTile):
     def finish(self, rows: Any, output: str) -> None:
         """Emit the epilogue of ``rows`` (LLVM int64) rows: requantize the sums and store them."""
         e, t, b = self.e, self.t, self.e.b
-        line, kind = self.vectors * ROW_BYTES, ir.VectorType(I32, LANES)
+        kind = ir.VectorType(I32, LANES)
         sums = self.stored_sums()
         row_sums = e.word(t, "row_sums")
         shifts = b.icmp_signed("!=", row_sums, I64(0))
         excess, c_block = e.word(t, "column_excess"), e.word(t, "c_block")
         end, scales, added = self._requantization(output)
-        own, at_sum, c = e.variable(sums), e.variable(row_sums), e.variable(e.word(t, "c"))
-        with e.loop(rows):
+        at_sum, c = e.variable(row_sums), e.variable(e.word(t, "c"))
+        with self.sum_rows(sums, rows) as own:
             values = [
-                e.variable(load_at(b, b.add(e.get(own), I64(j * ROW_BYTES)), kind, 4))
+                e.variable(load_at(b, b.add(own, I64(j * ROW_BYTES)), kind, 4))
                 for j in range(self.vectors)
             ]
             with e.when(shifts):
@@ -116,7 +116,6 @@ class _MatrixTile(RegisterTile):
                 else:
                     store_at(b, to, value, 4)
             e.step(c, e.word(t, "c_row"))
-            e.step(own, I64(line))
 
     def _requantization(self, output: str) -> tuple[Requantizer | None, list[Any], list[Any]]:
         """Return what requantizes sums (None: nothing), and the scale and shift of each vector."""

@@ -80,6 +80,8 @@ class IntegerTileBlock(WordBlock):
         row_sums: int32 per row: the sum of the row of A less its zero point; 0: columns of B have
             no zero point.
         column_excess: int32 per column: the zero point of B as signed bytes (not in ``pairs``).
+        a_register: Stride of A between registers of 16 rows (matrix tiles only).
+        register_rows: Rows of a register that are rows of C (matrix tiles only); 0: 16.
     """
 
     a: Address
@@ -106,6 +108,8 @@ class IntegerTileBlock(WordBlock):
     saturated_steps: Address
     row_sums: Address
     column_excess: Address
+    a_register: int
+    register_rows: int
 
 
 def integer_tile_shape() -> tuple[int, int, int]:

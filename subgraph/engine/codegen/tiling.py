@@ -60,6 +60,7 @@ class TileBlock(WordBlock):
         sum_copy: Bytes from a vector of B to where its sum with the addend is stored.
         sign: Factor of the addend, 1 or -1.
         a_register: Stride of A between registers of 16 rows (matrix tiles only).
+        register_rows: Rows of a register that are rows of C (matrix tiles only); 0: 16.
     """
 
     a: Address
@@ -102,6 +103,7 @@ class TileBlock(WordBlock):
     sum_copy: int
     sign: float
     a_register: int
+    register_rows: int
 
 
 # Flags of `TileBlock.flags`.

@@ -55,8 +55,9 @@ def test_matrix_attention(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("orders", ["bhtd", "bthd"])
 def test_several_blocks_of_keys(mask: str, causal: bool, orders: str) -> None:
+    all_orders = orders, orders, orders, orders
     check_attention(
-        1, (2, 2), (300, 700), (24, 40), (orders, orders, orders, orders), mask, causal, "float32", 2, [0.5], OPTION,
+        1, (2, 2), (300, 700), (24, 40), all_orders, mask, causal, "float32", 2, [0.5], OPTION,
         TOLERANCE,
     )  # fmt: skip
 
