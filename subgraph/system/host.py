@@ -325,6 +325,11 @@ def has_bfloat16_tiles() -> bool:
     return isa().has("amx-bf16") and has_512_bit_vectors()
 
 
+def rounds_to_bfloat16() -> bool:
+    """Return whether one instruction rounds vectors to bfloat16 (vcvtneps2bf16)."""
+    return isa().has("avx512bf16") and not is_emulated()
+
+
 def has_int8_tiles() -> bool:
     """Return whether one instruction multiplies matrix tiles of bytes (AMX's tdpbusd)."""
     return isa().has("amx-int8") and has_512_bit_vectors()

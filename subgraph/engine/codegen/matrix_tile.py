@@ -134,7 +134,7 @@ def emit_bfloat16(builder: Any, value: Any) -> Any:
         builder: LLVM's builder.
         value: Vector of 16 float32.
     """
-    if host.is_emulated() or not host.isa().has("avx512bf16"):
+    if not host.rounds_to_bfloat16():
         return f32_to_bf16(builder, value)
     # llvmlite has no type of LLVM's bfloat, which the intrinsic returns.
     kind = ir.FunctionType(ir.VectorType(I16, LANES), [value.type])
