@@ -198,6 +198,10 @@ def test_special_values() -> None:
     np.testing.assert_array_equal(got, rounded(b).T)
 
 
+def test_the_device_says_that_it_computes_in_bfloat16() -> None:
+    assert "BF16" in sg.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
 def test_an_unknown_precision_is_an_error() -> None:
     with pytest.raises(sg.ConfigError, match="INFERENCE_PRECISION"):
         sg.compile_model(network()[0], "CPU", {"INFERENCE_PRECISION": "float8"})

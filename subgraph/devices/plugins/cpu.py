@@ -129,11 +129,19 @@ class CpuDevice(Device):
 
     def metrics(self) -> dict[str, Any]:
         """Return the read-only properties."""
+        bfloat16 = ["BF16"] if host.has_bfloat16_tiles() else []
         return {
             **super().metrics(),
             "FULL_DEVICE_NAME": _processor_name(),
             "DEVICE_ARCHITECTURE": f"{platform.machine()} {host.isa().name}",
-            "OPTIMIZATION_CAPABILITIES": ["FP32", "FP64", "INT8", "BIN", "EXPORT_IMPORT"],
+            "OPTIMIZATION_CAPABILITIES": [
+                "FP32",
+                "FP64",
+                *bfloat16,
+                "INT8",
+                "BIN",
+                "EXPORT_IMPORT",
+            ],
             "RANGE_FOR_STREAMS": (1, host.core_count()),
         }
 
