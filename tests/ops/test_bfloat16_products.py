@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
@@ -115,6 +115,16 @@ def convolutions(draw: st.DrawFn) -> tuple[Sizes, Sizes, dict[str, Any]]:
 
 
 @settings(max_examples=150, deadline=None)
+@example(  # the only plane of the result reads the padding
+    sizes=(
+        (1, 3, 1, 4, 5),
+        (4, 3, 1, 1, 1),
+        {"kernel_shape": [1, 1, 1], "strides": [2, 1, 1], "pads": [1, 0, 0, 0, 0, 0]},
+    ),
+    blocked=False,
+    threads=1,
+    seed=0,
+)
 @given(
     sizes=convolutions(),
     blocked=st.booleans(),

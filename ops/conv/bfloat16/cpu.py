@@ -119,7 +119,7 @@ def emit_matrix_convolution(
 
 def reads_patches(g: Geometry) -> bool:
     """Return whether a convolution of few channels can read them as patches of a plain image."""
-    flat = g.source[0] == g.target[0] == g.kernel[0] == 1
+    flat = g.source[0] == g.target[0] == g.kernel[0] == 1 and g.pads[0] == 0
     return flat and g.groups == 1 and g.dilations[2] == 1 and g.kernel[2] <= _REGISTER_ROWS
 
 
