@@ -73,7 +73,16 @@ def _line_loader() -> Any:
 def _multiply(
     a: MatrixAttentionArguments, t: TileBlock, left: int, rows: int, depth: int, vectors: int
 ) -> None:
-    """Run the tiles of all rows of a product; ``depth`` is that of the registers at ``left``."""
+    """Run the tiles of a product, whose B and first row of C are set.
+
+    Args:
+        a: The kernel's arguments.
+        t: Tile block. If `start` is set, the sums are added to C; `row_bias` is that of row 0.
+        left: Registers of A.
+        rows: Rows of A and C.
+        depth: Elements of a row in the registers of A; `steps` may be fewer.
+        vectors: Vectors of a row of C.
+    """
     register = _whole_steps(depth) // MATRIX_DEPTH * REGISTER_BYTES
     t.a_register = register
     t.b_step = vectors * REGISTER_BYTES
@@ -91,12 +100,7 @@ def _multiply(
 
 
 def _panel_attention() -> Any:
-    """Return ``f(a, t, panel, first, key, keys, mask)``, which attends to a block of keys.
-
-    ``panel`` is the scratch of a panel, ``first`` its first query, ``key`` the first key of the
-    block, ``keys`` how many of them the panel sees, and ``mask`` the mask of the head (0: none).
-    Blocks of keys and values are in the registers that ``where`` holds.
-    """
+    """Return ``f(a, t, panel, first, key, keys, block, mask, shared)``: attends to some keys."""
     write_mask, mask_future = mask_writer("float32", LANES), future_masker("float32", LANES)
     softmax, pair_rows = block_softmax("float32", LANES), row_pairer()
     v = vec("float32", LANES)
