@@ -182,7 +182,7 @@ def test_convolutions(
         st.sampled_from(["none", "constant", "computed"]),
         st.sampled_from(["none", "usual", "one", "channels"]),
     ),
-    flavour=st.sampled_from([None, "pairs", "quads", "checked", "matrix"]),
+    flavour=st.sampled_from([None, "pairs", "quads", "checked"]),
     loud=st.booleans(),
     threads=st.integers(1, 3),
     cuts=CUTS,
