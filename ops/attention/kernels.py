@@ -63,18 +63,18 @@ def head_operands(a: AttentionOperands, batch: int, head: int) -> tuple[int, int
     return q, k, v_at, mask
 
 
-def _panel_writer(dtype: str, lanes: int, nv: int) -> Any:
+def panel_writer(dtype: str, lanes: int, nv: int) -> Any:
     """Return the function that writes a panel; the parameters are those of `attention`."""
     write, width = result_writer(dtype, lanes), nv * lanes
     row = width * item_bytes(dtype)
 
     @register_jitable
     def write_panel(
-        a: AttentionArguments,
+        a: AttentionOperands,
         panel: int,
         out: int,
         first: int,
-        depth: int,
+        before: int,
         values: int,
         queries: int,
     ) -> None:
@@ -85,7 +85,7 @@ def _panel_writer(dtype: str, lanes: int, nv: int) -> Any:
             panel: Scratch of the panel: its queries, its results, the state of its softmax.
             out: Address of the head's results.
             first: Number of the panel's first query.
-            depth: Elements of a query.
+            before: Rows of the panel before its results, those of its queries.
             values: Elements of a result.
             queries: Queries of the head.
         """
@@ -95,8 +95,8 @@ def _panel_writer(dtype: str, lanes: int, nv: int) -> Any:
             step,
             count,
             values,
-            panel + depth * row,
-            panel + (depth + values) * row,
+            panel + before * row,
+            panel + (before + values) * row,
             a.zero_unseen,
         )
 
@@ -114,7 +114,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     """
     arguments = view_of(AttentionArguments)
     pack_queries, block_lines = query_packer(dtype, lanes), line_reader(dtype, lanes)
-    write_panel, attend = _panel_writer(dtype, lanes, nv), _panel_attention(dtype, lanes, nv)
+    write_panel, attend = panel_writer(dtype, lanes, nv), _panel_attention(dtype, lanes, nv)
     item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:

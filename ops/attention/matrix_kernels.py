@@ -25,14 +25,13 @@ from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE, TileBlock
 from subgraph.ops.shared.register_kernels import row_pairer, row_rounder
 
 from .arguments import MatrixAttentionArguments
-from .kernels import head_operands
+from .kernels import head_operands, panel_writer
 from .panel_parts import (
     block_softmax,
     future_masker,
     mask_writer,
     matrix_transposer,
     query_packer,
-    result_writer,
 )
 
 _tile_block = stack_block(TileBlock)
@@ -48,18 +47,18 @@ def _whole_steps(size: int) -> int:
 
 
 def _line_loader() -> Any:
-    """Return ``f(source, step, lines, length, turned, copy, target)``: lines as registers of A.
+    """Return ``f(source, step, lines, length, transposed, copy, target)``: lines as registers of A.
 
     The lines, of ``length`` adjacent elements, are ``step`` bytes apart. If they are to be
-    ``turned``, the rows of A are the elements of all lines; ``copy`` is memory for them.
+    ``transposed``, the rows of A are the elements of all lines; ``copy`` is memory for them.
     """
     transpose, round_rows = matrix_transposer("float32", LANES), row_rounder()
 
     @register_jitable
     def load_lines(
-        source: int, step: int, lines: int, length: int, turned: bool, copy: int, target: int
+        source: int, step: int, lines: int, length: int, transposed: bool, copy: int, target: int
     ) -> None:
-        if turned:
+        if transposed:
             pitch = (lines + LANES - 1) // LANES * _VECTOR
             transpose(source, step, lines, length, copy, pitch)
             round_rows(copy, pitch, length, lines, target)
@@ -185,7 +184,7 @@ def attention() -> Callable[..., None]:
     arguments = view_of(MatrixAttentionArguments)
     pack_queries, pair_rows = query_packer("float32", LANES), row_pairer()
     load_lines, attend = _line_loader(), _panel_attention()
-    write = result_writer("float32", LANES)
+    write_panel = panel_writer("float32", LANES, MATRIX_TILE[1])
 
     @register_jitable
     def load_queries(a: MatrixAttentionArguments, q: int, count: int, copy: int, to: int) -> None:
@@ -212,7 +211,8 @@ def attention() -> Callable[..., None]:
         t.c_vector = _VECTOR
         t.start_vector = _VECTOR
         queries, depth, values = a.queries, a.key_size, a.value_size
-        panel_bytes = (_whole_steps(depth) // 2 + values + 3) * _ROW
+        query_rows = _whole_steps(depth) // 2  # rows of a panel that the registers of Q fill
+        panel_bytes = (query_rows + values + 3) * _ROW
         first_panel = a.scratch + worker * a.scratch_bytes
         shared = first_panel + a.panels * panel_bytes
         pieces = (queries + a.panels * _QUERIES - 1) // (a.panels * _QUERIES)
@@ -247,10 +247,7 @@ def attention() -> Callable[..., None]:
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, _QUERIES):
                 panel = first_panel + (first - start) // _QUERIES * panel_bytes
-                results = panel + _whole_steps(depth) * _ROW // 2
-                state = results + values * _ROW
-                count = min(_QUERIES, queries - first)
-                write(out + first * a.y_row, a.y_row, count, values, results, state, a.zero_unseen)
+                write_panel(a, panel, out, first, query_rows, values, queries)
         release_tiles()
 
     return kernel

@@ -15,11 +15,12 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.arguments import WordBlock
+from subgraph.engine.codegen.matrix_tile import ROW_BYTES
 from subgraph.engine.codegen.simd import convert, ld_i8, ld_u8, st_i8, st_i16, vec
 from subgraph.engine.codegen.tile_int import BLOCK
 
 IMAGE = 4  # channels of a pixel of an image's patch
-CHANNELS = 64  # channels of a pixel of a patch for matrix tiles
+CHANNELS = ROW_BYTES  # channels of a pixel of a patch for matrix tiles
 # Blocks, depth, height and width of an image, its channels, bytes of a pixel in the patch.
 Patch = tuple[int, int, int, int, int, int]
 

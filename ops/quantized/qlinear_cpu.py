@@ -11,6 +11,7 @@ import math
 import attrs
 import numpy as np
 
+from subgraph.engine.codegen.tiling import MATRIX_ROW_BYTES
 from subgraph.engine.planner.layouts import conversion_step
 from subgraph.engine.planner.lowering import Layout, Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
@@ -40,7 +41,6 @@ from .qlinear_operands import (
 )
 from .qlinear_packing import (
     BLOCK,
-    MATRIX_BYTES,
     PatchSource,
     Tile,
     guards,
@@ -169,7 +169,7 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
         raise Unsupported("groups or channels that are far from whole blocks")
     tile = choose_tile(q, source=source)
     g = merge(g, together)
-    width = _IMAGE_CHANNELS if image else MATRIX_BYTES if tile.matrix else BLOCK
+    width = _IMAGE_CHANNELS if image else MATRIX_ROW_BYTES if tile.matrix else BLOCK
     runs = _Runs(g, groups, together, width, 8 // tile.item, tile.matrix)
     shape = _shape(q, tile, runs, source)
     # In the plain layout each group is padded to whole blocks of columns; in the blocked one merged

@@ -18,7 +18,6 @@ from subgraph.ops.shared.tile_planning import round_up
 from subgraph.system import host
 
 BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, without numba
-MATRIX_BYTES = 64  # bytes of a row of A that a step of a matrix tile multiplies (hardware figure)
 LINE = 16  # bounds that `saturation_kernels` compares at a time; rows of bounds are padded to it
 
 # How a step of an integer tile multiplies; see `subgraph.engine.codegen.tile_int`.

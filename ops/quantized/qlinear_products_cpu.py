@@ -14,6 +14,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
+from subgraph.engine.codegen.tiling import MATRIX_ROW_BYTES
 from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -41,7 +42,6 @@ from .qlinear_operands import (
 )
 from .qlinear_packing import (
     BLOCK,
-    MATRIX_BYTES,
     Tile,
     column_vector,
     guards,
@@ -147,7 +147,7 @@ def _emit_product(node: Node, q: QuantizedOperands) -> None:
 
 def _double_steps(tile: Tile, depth: int) -> int:
     """Return the double steps of rows of a matrix: eight bytes of a patch each."""
-    elements = MATRIX_BYTES if tile.matrix else 8 // tile.item
+    elements = MATRIX_ROW_BYTES if tile.matrix else 8 // tile.item
     return round_up(depth, elements) * tile.item // 8
 
 

@@ -23,7 +23,7 @@ from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.types import Array
 from subgraph.system.registry import nearest
 
-# Runtimes that compute float32 models in bfloat16 if they are told to.
+# Runtimes that have an option to compute float32 models in bfloat16.
 PRECISE = ("subgraph", "openvino")
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "onnx2torch"}
 # Samples count if their calibration took at most this multiple of the shortest one (estimate).
@@ -161,10 +161,9 @@ def measure(
         workers: list[_Worker] = []
         try:
             for name in ("subgraph", *peers):
-                chosen = f"{name} {precision}" if name in PRECISE else name
-                workers.append(
-                    _start_worker(chosen.removesuffix(" float32"), model, threads, inputs)
-                )
+                chosen = name in PRECISE and precision != "float32"
+                runner = f"{name} {precision}" if chosen else name
+                workers.append(_start_worker(runner, model, threads, inputs))
             results = [_results(worker, Path(folder)) for worker in workers]
             samples = _interleaved_samples(workers, rounds, seconds)
         finally:

@@ -49,20 +49,24 @@ def reference(op_type: str, inputs: list[Array], attrs: dict[str, Any]) -> Array
 @ALWAYS
 @given(
     sizes=st.tuples(st.integers(1, 70), st.integers(1, 90), st.integers(1, 1100)),
-    turned=st.tuples(st.booleans(), st.booleans()),
+    transposed=st.tuples(st.booleans(), st.booleans()),
     alpha=st.sampled_from([1.0, 0.5]),
     threads=st.integers(1, 2),
     seed=st.integers(0, 1 << 30),
 )
 def test_products(
-    sizes: tuple[int, int, int], turned: tuple[bool, bool], alpha: float, threads: int, seed: int
+    sizes: tuple[int, int, int],
+    transposed: tuple[bool, bool],
+    alpha: float,
+    threads: int,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     m, n, k = sizes
-    a = rng.standard_normal((k, m) if turned[0] else (m, k)).astype(np.float32)
-    b = rng.standard_normal((n, k) if turned[1] else (k, n)).astype(np.float32)
+    a = rng.standard_normal((k, m) if transposed[0] else (m, k)).astype(np.float32)
+    b = rng.standard_normal((n, k) if transposed[1] else (k, n)).astype(np.float32)
     c = rng.standard_normal(n).astype(np.float32)
-    attrs = {"transA": int(turned[0]), "transB": int(turned[1]), "alpha": alpha}
+    attrs = {"transA": int(transposed[0]), "transB": int(transposed[1]), "alpha": alpha}
     (got,) = run_node(
         "Gemm", [a, b, c], [(m, n)], attrs, constant=[1, 2], threads=threads, cuts=[0.3],
         options=OPTION,
@@ -94,7 +98,10 @@ def test_stacks_of_matrices(
 def convolutions(draw: st.DrawFn) -> tuple[Sizes, Sizes, dict[str, Any]]:
     """Draw the shape of the images, that of the weights, and the attributes."""
     rank = draw(st.integers(1, 3))
-    each = lambda low, high: [draw(st.integers(low, high)) for _ in range(rank)]  # noqa: E731
+
+    def each(low: int, high: int) -> list[int]:
+        return [draw(st.integers(low, high)) for _ in range(rank)]
+
     groups = draw(st.sampled_from([1, 1, 1, 2]))
     inputs = (
         32 * draw(st.integers(1, 2))
@@ -155,7 +162,10 @@ def test_convolutions(
 def network() -> tuple[sg.Graph, Array]:
     """Return a graph with a residual, activations, two convolutions and a product, and an input."""
     rng = np.random.default_rng(7)
-    weight = lambda name, *s: sg.parameter(name, rng.standard_normal(s).astype(np.float32) / 8)  # noqa: E731
+
+    def weight(name: str, *shape: int) -> sg.Value:
+        return sg.parameter(name, rng.standard_normal(shape).astype(np.float32) / 8)
+
     x = sg.input("x", shape=(2, 24, 13, 11), dtype="float32")
     h = ops.Relu(ops.Conv(x, weight("a", 40, 24, 3, 3), weight("ab", 40), pads=[1] * 4))
     h = ops.Relu(ops.Add(ops.Conv(h, weight("b", 40, 40, 1, 1)), h))

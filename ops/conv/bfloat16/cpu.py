@@ -6,7 +6,12 @@ import math
 
 import attrs
 
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS, MATRIX_TILE
+from subgraph.engine.codegen.tiling import (
+    MATRIX_DEPTH,
+    MATRIX_ROW_BYTES,
+    MATRIX_ROWS,
+    MATRIX_TILE,
+)
 from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
@@ -16,12 +21,12 @@ from subgraph.system.host import caches
 
 from .arguments import MatrixConvArguments, PatchArguments, RoundArguments
 
-_ROWS, _REGISTER_ROWS = MATRIX_TILE[0], MATRIX_ROWS
-_LINE = MATRIX_DEPTH * 2  # bytes of a block's channels of a pixel
-_REGISTER = _REGISTER_ROWS * _LINE  # bytes of a register
+_ROWS = MATRIX_TILE[0]
+_LINE = MATRIX_ROW_BYTES  # bytes of a block's channels of a pixel
+_REGISTER = MATRIX_ROWS * _LINE  # bytes of a register
 _COPY_CYCLES = 4  # cycles in which a pixel of a block is rounded (estimate)
 # Cycles of the products of one register of A with those of a panel (hardware figure).
-_PRODUCT_CYCLES = 2 * _REGISTER_ROWS
+_PRODUCT_CYCLES = 2 * MATRIX_ROWS
 _UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
 
 
@@ -120,7 +125,7 @@ def emit_matrix_convolution(
 def reads_patches(g: Geometry) -> bool:
     """Return whether a convolution of few channels can read them as patches of a plain image."""
     flat = g.source[0] == g.target[0] == g.kernel[0] == 1 and g.pads[0] == 0
-    return flat and g.groups == 1 and g.dilations[2] == 1 and g.kernel[2] <= _REGISTER_ROWS
+    return flat and g.groups == 1 and g.dilations[2] == 1 and g.kernel[2] <= MATRIX_ROWS
 
 
 def _gathers(of: Tiles, g: Geometry) -> bool:
@@ -132,8 +137,8 @@ def _gathers(of: Tiles, g: Geometry) -> bool:
     if g.taps == 1 or not g.source[0] == g.target[0] == g.kernel[0] == 1:
         return True
     panels = -(-g.outputs // of.width)
-    in_rows = g.target[1] * -(-g.target[2] // _REGISTER_ROWS)
-    saved = (in_rows - -(-g.pixels // _REGISTER_ROWS)) * g.taps * panels * _PRODUCT_CYCLES
+    in_rows = g.target[1] * -(-g.target[2] // MATRIX_ROWS)
+    saved = (in_rows - -(-g.pixels // MATRIX_ROWS)) * g.taps * panels * _PRODUCT_CYCLES
     copied = g.pixels * g.taps - g.reach(1, g.target[1]) * g.reach(2, g.target[2])
     return saved > copied * _COPY_CYCLES
 
@@ -142,11 +147,11 @@ def _emit_patches(low: Lowering, g: Geometry, x: Argument) -> _Input:
     """Emit the step that rounds the windows of a plain image of few channels."""
     elements = g.inputs * g.taps
     steps = -(-elements // MATRIX_DEPTH)
-    y_image = -(-g.pixels // _REGISTER_ROWS) * steps * _REGISTER
+    y_image = -(-g.pixels // MATRIX_ROWS) * steps * _REGISTER
     target = low.scratch(g.images * y_image)
     # Windows are read in whole vectors.
-    columns = g.reach(2, g.target[2]) + _REGISTER_ROWS
-    windows = _REGISTER_ROWS * steps * MATRIX_DEPTH
+    columns = g.reach(2, g.target[2]) + MATRIX_ROWS
+    windows = MATRIX_ROWS * steps * MATRIX_DEPTH
     scratch = (g.inputs * g.kernel[1] * columns + windows) * 4
     arguments = PatchArguments(
         x=x,
@@ -182,7 +187,7 @@ def _emit_patches(low: Lowering, g: Geometry, x: Argument) -> _Input:
 def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> _Input:
     """Return an input of registers, for each 16 outputs all blocks and taps."""
     strides = {
-        "x_group": -(-g.pixels // _REGISTER_ROWS) * blocks * taps * _REGISTER,
+        "x_group": -(-g.pixels // MATRIX_ROWS) * blocks * taps * _REGISTER,
         "x_block": taps * _REGISTER,
         "x_tap_row": 0,
         "x_tap": _REGISTER,
@@ -196,7 +201,7 @@ def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> _Input:
 def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
     """Emit the step that rounds, for each tap, the pixels that outputs read."""
     blocks = -(-g.inputs // MATRIX_DEPTH)
-    group = -(-g.pixels // _REGISTER_ROWS) * blocks * g.taps * _REGISTER
+    group = -(-g.pixels // MATRIX_ROWS) * blocks * g.taps * _REGISTER
     target = low.scratch(g.images * g.groups * group)
     found = _registers(target, g, g.taps, blocks)
     arguments = RoundArguments(

@@ -89,7 +89,6 @@ def round_patches() -> Callable[..., None]:
     arguments = view_of(PatchArguments)
     v = vec("float32", LANES)
     load, load_n, store, store_n, zero = v.load, v.load_n, v.store, v.store_n, v.zero
-
     line = MATRIX_DEPTH * 4  # bytes of a step's elements of float32
 
     @register_jitable
@@ -102,8 +101,8 @@ def round_patches() -> Callable[..., None]:
     def load_rows(a: PatchArguments, image: int, row: int, to: int) -> None:
         """Copy the rows that a row of outputs reads, with their padding, for each channel."""
         width, columns = a.width, a.scratch_columns
-        for line in range(a.channels * a.taps_height):
-            channel, tap = line // a.taps_height, line % a.taps_height
+        for run in range(a.channels * a.taps_height):
+            channel, tap = run // a.taps_height, run % a.taps_height
             h = row * a.row_step - a.pad_height + tap * a.tap_rows
             fill(to, 0, columns)
             if h >= 0 and h < a.height:
@@ -152,22 +151,26 @@ def convolve() -> Callable[..., None]:
     most, vectors_of_panel = MATRIX_TILE
 
     @register_jitable
-    def set_loops(a: MatrixConvArguments, t: TileBlock, vectors: int) -> None:
-        """Set the loops over blocks and taps of a panel of one or two vectors."""
-        tap = vectors * REGISTER_BYTES
+    def set_loops(a: MatrixConvArguments, t: TileBlock) -> None:
+        """Set the loops over blocks and taps."""
         t.outer_count = a.blocks
         t.outer_a = a.x_block
-        t.outer_b = a.taps_height * a.taps_width * tap
         t.middle_count = a.taps_height
         t.middle_a = a.x_tap_row
-        t.middle_b = a.taps_width * tap
         t.inner_count = a.taps_width
         t.inner_a = a.x_tap
-        t.inner_b = tap
+
+    @register_jitable
+    def set_panel(a: MatrixConvArguments, t: TileBlock, vectors: int) -> None:
+        """Set the strides of the weights of a panel of one or two vectors."""
+        t.inner_b = vectors * REGISTER_BYTES
+        t.middle_b = a.taps_width * t.inner_b
+        t.outer_b = a.taps_height * t.middle_b
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t = _tile_block()
+        set_loops(a, t)
         t.steps = 1
         t.a_row = a.x_column
         # Two short rows of an image are a tile: with a register of each, no product waits for the
@@ -207,7 +210,7 @@ def convolve() -> Callable[..., None]:
                     for panel in range(first_panel, last_panel):
                         block = panel * vectors_of_panel
                         vectors = min(vectors_of_panel, a.output_blocks - block)
-                        set_loops(a, t, vectors)
+                        set_panel(a, t, vectors)
                         channels = image % a.groups * a.output_blocks + block
                         t.b = a.weights + channels * weights_of_block
                         t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0

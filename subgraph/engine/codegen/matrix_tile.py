@@ -25,7 +25,7 @@ from llvmlite import ir
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.dot import emit_dot4
-from subgraph.engine.codegen.emit import Emit, set_alignment
+from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import (
     F32,
     I8,
@@ -44,12 +44,12 @@ from subgraph.engine.codegen.irtools import (
     vec_type,
 )
 from subgraph.engine.codegen.tile import size_switch
-from subgraph.engine.codegen.tiling import F_HI, F_LO, MATRIX_DEPTH, MATRIX_ROWS
+from subgraph.engine.codegen.tiling import F_HI, F_LO, MATRIX_ROW_BYTES, MATRIX_ROWS
 from subgraph.system import host
 from subgraph.system.numba_internals import cgutils
 
 ROWS = MATRIX_ROWS
-ROW_BYTES = 64  # bytes of a row of a register
+ROW_BYTES = MATRIX_ROW_BYTES
 LANES = 16  # sums of float32 of a row
 REGISTER_BYTES = ROWS * ROW_BYTES
 # Registers of A and of B follow those of the sums.
@@ -212,43 +212,47 @@ class TileRegisters:
             self._call("tdpbf16ps", I8(sums), I8(left), I8(right))
             return
         e, b = self.e, self.e.b
-        pairs = ir.VectorType(I32, LANES)
-        upper = ir.Constant(pairs, [0xFFFF0000] * LANES)
-        shift = ir.Constant(pairs, [16] * LANES)
-        at, to = e.variable(self.slots[left]), e.variable(self.slots[sums])
-        with e.loop(e.const(ROWS)):
-            total = e.variable(e.load(e.get(to)))
-            a, from_b = e.variable(e.get(at)), e.variable(self.slots[right])
-            with e.loop(e.const(MATRIX_DEPTH // 2)):
-                both = b.load(b.inttoptr(e.get(a), ir.PointerType()), typ=I32)
-                set_alignment(both, 4)
-                x = e.splat(both)
-                y = b.bitcast(e.load(e.get(from_b)), pairs)
-                # The element of the even row of B is the lower half of a pair.
-                lower_x, lower_y = (b.bitcast(b.shl(v, shift), e.vector) for v in (x, y))
-                e.put(total, e.fma(lower_x, lower_y, e.get(total)))
-                upper_x, upper_y = (b.bitcast(b.and_(v, upper), e.vector) for v in (x, y))
-                e.put(total, e.fma(upper_x, upper_y, e.get(total)))
-                e.step(a, e.const(4))
-                e.step(from_b, e.const(ROW_BYTES))
-            e.store(e.get(total), e.get(to))
-            e.step(at, e.const(ROW_BYTES))
-            e.step(to, e.const(ROW_BYTES))
+        words = ir.VectorType(I32, LANES)
+        upper = ir.Constant(words, [0xFFFF0000] * LANES)
+        shift = ir.Constant(words, [16] * LANES)
+
+        def add(total: Any, x: Any, y: Any) -> Any:
+            total = b.bitcast(total, e.vector)
+            # The element of the even row of B is the lower half of a pair.
+            lower_x, lower_y = (b.bitcast(b.shl(v, shift), e.vector) for v in (x, y))
+            upper_x, upper_y = (b.bitcast(b.and_(v, upper), e.vector) for v in (x, y))
+            return b.bitcast(e.fma(upper_x, upper_y, e.fma(lower_x, lower_y, total)), words)
+
+        self._emulate(sums, left, right, add)
 
     def multiply_bytes(self, sums: int, left: int, right: int) -> None:
         """Add the products of a register of unsigned and one of signed bytes to one of int32."""
         if not self.slots:
             self._call("tdpbusd", I8(sums), I8(left), I8(right))
             return
+        self._emulate(sums, left, right, lambda t, x, y: emit_dot4(self.e.b, t, x, y))
+
+    def _emulate(
+        self, sums: int, left: int, right: int, add: Callable[[Any, Any, Any], Any]
+    ) -> None:
+        """Emit the products of two registers, 32 bits of a row of A at a time.
+
+        Args:
+            sums: Register of the sums.
+            left: Register of A.
+            right: Register of B.
+            add: ``add(total, x, y)`` returns a row of sums plus the products of 32 bits of A, in
+                all lanes, with a row of B; all are vectors of i32.
+        """
         e, b = self.e, self.e.b
-        quads = ir.VectorType(I32, LANES)
+        words = ir.VectorType(I32, LANES)
         at, to = e.variable(self.slots[left]), e.variable(self.slots[sums])
         with e.loop(e.const(ROWS)):
-            total = e.variable(load_at(b, e.get(to), quads, 4))
+            total = e.variable(load_at(b, e.get(to), words, 4))
             a, from_b = e.variable(e.get(at)), e.variable(self.slots[right])
             with e.loop(e.const(ROW_BYTES // 4)):
                 x = splat_value(b, load_at(b, e.get(a), I32, 4), LANES)
-                e.put(total, emit_dot4(b, e.get(total), x, load_at(b, e.get(from_b), quads, 4)))
+                e.put(total, add(e.get(total), x, load_at(b, e.get(from_b), words, 4)))
                 e.step(a, e.const(4))
                 e.step(from_b, e.const(ROW_BYTES))
             store_at(b, e.get(to), e.get(total), 4)

@@ -111,9 +111,10 @@ F_LO = 1  # the result is at least `low`
 F_HI = 2  # the result is at most `high`
 F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice`` only)
 
-# Matrix tiles (`subgraph.engine.codegen.matrix_tile`): rows of a register; rows and vectors of two
-# by two registers of sums; elements of bfloat16 of a step along K (hardware figures).
-MATRIX_ROWS = 16
+# Matrix tiles (`subgraph.engine.codegen.matrix_tile`): rows of a register, and bytes of a row; rows
+# and vectors of two by two registers of sums; elements of bfloat16 of a step along K (hardware
+# figures).
+MATRIX_ROWS, MATRIX_ROW_BYTES = 16, 64
 MATRIX_TILE = 2 * MATRIX_ROWS, 2
 MATRIX_DEPTH = 32
 
