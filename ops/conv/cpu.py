@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import attrs
 
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import Argument, Layout, Lowering, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
@@ -35,6 +36,7 @@ from subgraph.ops.movement.layout_conversion import (
     convert_output,
     plain,
     plain_target,
+    widened,
 )
 from subgraph.ops.movement.packing import LINE, packed_size
 from subgraph.ops.shared.tile_planning import (
@@ -49,6 +51,7 @@ from subgraph.system.host import caches
 
 from .arguments import GenericArguments
 from .bfloat16.cpu import emit_matrix_convolution
+from .bfloat16.storage import is_read_as_bfloat16
 from .choice import Algorithm, Method, choose
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
@@ -56,16 +59,16 @@ from .job import Job, read_job
 from .polyphase import OUTPUTS, emit_phases, phase_weights, phases_of
 from .winograd import emit_winograd
 
-_BOTH: tuple[Layout, ...] = ("plain", "blocked")
+_LAYOUTS: tuple[Layout, ...] = ("plain", "blocked", "bfloat16")
 
 
-@lowering("Conv", dtypes=FLOATS, layouts=_BOTH)
+@lowering("Conv", dtypes=FLOATS, layouts=_LAYOUTS)
 def conv(node: Node, low: Lowering) -> None:
     """Lower Conv."""
     lower_conv(read_job(node, low))
 
 
-@lowering("FusedConv", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=_BOTH)
+@lowering("FusedConv", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=_LAYOUTS)
 def fused_conv(node: Node, low: Lowering) -> None:
     """Lower a convolution with a residual and an activation."""
     lower_conv(read_job(node, low))
@@ -78,7 +81,20 @@ def lower_conv(job: Job) -> None:
         Unsupported: No kernel can compute it.
     """
     if job.y.size:
-        emit(job, choose(job))
+        algorithm = choose(job)
+        _widen_operands(job, algorithm)
+        emit(job, algorithm)
+
+
+def _widen_operands(job: Job, algorithm: Algorithm) -> None:
+    """Convert the operands in the layout "bfloat16" that the algorithm does not take so."""
+    g, lanes = job.g, job.of.lanes
+    matrix = algorithm.method in (Method.MATRIX, Method.MATRIX_IMAGE)
+    # Blocks of 32 channels must not cross groups.
+    if not (matrix and (g.groups == 1 or g.inputs % MATRIX_DEPTH == 0)):
+        job.x = widened(job.low, job.x)
+    if job.residual and not (matrix and round_up(g.outputs, lanes) % MATRIX_DEPTH == 0):
+        job.residual = widened(job.low, job.residual)
 
 
 def emit(job: Job, algorithm: Algorithm) -> None:
@@ -183,10 +199,22 @@ def _matrix(job: Job, *, plain: bool) -> None:
     low, of = job.low, product_tiles(job.of, job.low, job.w)
     weight = _direct_weight(job, of, 1, plain=plain)
     g, x = (job.g, job.x) if plain else (job.g.folded(), blocked(low, of, job.x))
+    if _stores_bfloat16(job):
+        job.y.store_as_bfloat16()
     with _blocked_output(job) as (y, residual):
         emit_matrix_convolution(
             low, of, g, x, weight, _bias(job), residual, y, job.act, plain=plain, flops=job.g.flops
         )
+
+
+def _stores_bfloat16(job: Job) -> bool:
+    """Return whether a convolution over matrix tiles stores its output as bfloat16."""
+    channels = round_up(job.g.outputs, job.of.lanes)
+    # Lanes beyond C must be zero, and the two vectors of a panel are a block of 32 channels.
+    whole = channels % MATRIX_DEPTH == 0 and (job.act.keeps_zero or channels == job.g.outputs)
+    # Kernels of activations read and write float32.
+    stored = job.y.layout == "blocked" and whole and job.act.kernel == 0
+    return stored and is_read_as_bfloat16(job.low.node)
 
 
 def _banded(job: Job) -> None:

@@ -288,17 +288,19 @@ def _memory_shape(operand: Operand) -> tuple[int, ...]:
     return (operand.shape[0], operand.blocks, *operand.shape[2:], operand.lanes)
 
 
-@lowering("Concat", layouts=("plain", "blocked"))
+@lowering("Concat", layouts=("plain", "blocked", "bfloat16"))
 def concat(node: Node, low: Lowering) -> None:
     """Lower Concat: operands are computed in place in the result if they are contiguous there."""
     y = low.output()
     axis = normal_axis(int(node.attrs.get("axis", 1)), y.rank)
-    item = element_bytes(y)
     operands = [x for x in low.inputs if x is not None]
+    if y.layout == "blocked" and all(x.layout == "bfloat16" for x in operands):
+        y.store_as_bfloat16()
+    item = element_bytes(y)
     if any(x.layout != y.layout for x in operands):
         raise Unsupported("Concat of operands in different layouts")
     # Padding lanes at the end of such an operand would lie between channels of the result.
-    ragged = any(x.shape[1] % y.lanes for x in operands[:-1]) if y.layout == "blocked" else False
+    ragged = any(x.shape[1] % y.lanes for x in operands[:-1]) if y.layout != "plain" else False
     if ragged and axis == 1:
         raise Unsupported(f"Concat of channels that are no multiples of {y.lanes}")
     target = contiguous(_memory_shape(y))

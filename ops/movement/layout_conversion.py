@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from subgraph.engine.planner.layout_arguments import ReorderArguments
+from subgraph.engine.planner.layouts import conversion_step
 from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.elementwise.cpu import clear_padding, temporary
@@ -18,16 +19,32 @@ _UNIT_PIXELS = 2048  # pixels of a work unit (estimate)
 
 
 def blocked(low: Lowering, of: Tiles, operand: Operand) -> Argument:
-    """Return an operand in the blocked layout, converted to scratch memory if necessary.
+    """Return an operand in blocks of channels, converted to scratch memory if necessary.
 
     Args:
         low: Collects the plan's steps and scratch memory.
         of: The contraction tiles; their lanes are the channels of a block.
-        operand: An input, ``[N, C, *spatial]``.
+        operand: An input, ``[N, C, *spatial]``. In the layout "bfloat16" it stays as it is.
     """
     target = blocked_target(low, of, operand)
     if target is not operand:
         _emit_conversion(low, of, "to_blocked", operand, target, operand.shape)
+    return target
+
+
+def widened(low: Lowering, operand: Operand) -> Operand:
+    """Return an operand in another layout than "bfloat16", converted to blocks if necessary.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        operand: An input, ``[N, C, *spatial]``.
+    """
+    if operand.layout != "bfloat16":
+        return operand
+    target = Operand(operand.name, operand.dtype, operand.shape, "blocked")
+    target.lanes = low.float_block
+    target.storage = low.scratch(target.nbytes).storage
+    low.steps.append(conversion_step(operand, target))
     return target
 
 
@@ -68,7 +85,7 @@ def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
         of: The contraction tiles; their lanes are the channels of a block.
         operand: The output, ``[N, C, *spatial]``.
     """
-    if operand.layout == "blocked" or _same_bytes(operand, of):
+    if operand.layout != "plain" or _same_bytes(operand, of):
         return operand
     channels = operand.shape[0] * round_up(operand.shape[1], of.lanes)
     return low.scratch(channels * math.prod(operand.shape[2:]) * of.item)

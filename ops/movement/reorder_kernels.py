@@ -1,11 +1,11 @@
-"""Kernels that convert images between the plain and the blocked layout, in several orders."""
+"""Kernels that convert images between layouts, in several orders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import ld, memcpy, st, vec
+from subgraph.engine.codegen.simd import ld, load_as, memcpy, st, vec
 from subgraph.engine.codegen.transpose import transposer
 from subgraph.engine.planner.layout_arguments import CopyBytesArguments, ReorderArguments
 
@@ -97,6 +97,33 @@ def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
                 transpose_block(
                     source + p * pixel, pixel, count, taken, target + p * item, pixels * item
                 )
+
+    return kernel
+
+
+def from_bfloat16(*, lanes: int) -> Callable[..., None]:
+    """Return the kernel of `ReorderArguments` from the layout "bfloat16" to the blocked one.
+
+    It converts ``[N][C / (2 lanes)][pixels][2 lanes]`` to ``[N][C / lanes][pixels][lanes]``.
+
+    Args:
+        lanes: Channels of a block of float32.
+    """
+    arguments = view_of(ReorderArguments)
+    load, store = load_as("bfloat16", "float32", lanes), vec("float32", lanes).store
+    pixel = lanes * 4  # bytes of a pixel, in both layouts
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        pixels, blocks, part, parts = a.pixels, a.blocks, a.part, a.parts
+        for unit in range(begin, end):
+            first, block = unit % parts * part, unit // parts % blocks
+            image = unit // parts // blocks
+            source = a.source + (image * ((blocks + 1) // 2) + block // 2) * pixels * pixel
+            source += block % 2 * lanes * 2
+            target = a.target + (image * blocks + block) * pixels * pixel
+            for p in range(first, min(pixels, first + part)):
+                store(target + p * pixel, load(source + p * pixel))
 
     return kernel
 

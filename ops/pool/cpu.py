@@ -41,11 +41,12 @@ from .arguments import (
 _MAX_LINE_COLUMNS = 4096  # input columns of a line of the kernel `rows`: 16 KiB, half of L1
 _MAX_COLUMNS_OF_LINES = 512  # columns of several short lines computed together (estimate)
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
+_LAYOUTS: tuple[Layout, ...] = (*_BOTH, "bfloat16")
 _INT8 = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}  # and their global forms
 
 
-@lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_INT8), layouts=_BOTH)
+@lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_INT8), layouts=_LAYOUTS)
 def window(node: Node, low: Lowering) -> None:
     """Lower MaxPool, AveragePool and LpPool."""
     x, y = low.input(0), low.output()
@@ -57,14 +58,19 @@ def window(node: Node, low: Lowering) -> None:
     of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
     g = pool_geometry(node, x, y)
     kind = pool_kind(node)
-    if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
+    stored = "bfloat16" if x.layout == "bfloat16" else ""
+    if stored and y.layout != "blocked":
+        raise Unsupported("windows of bfloat16 in the plain layout")
+    if stored:
+        y.store_as_bfloat16()  # it has readers of bfloat16, or x would be float32
+    elif g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
         emit_global_pool(low, x, y, kind)
         return
     plain = x.layout == "plain" and not _uses_blocks(x, of, g)
-    lanes, images = 1 if plain else of.lanes, x.shape[0]
+    lanes, images = 1 if plain else x.lanes if stored else of.lanes, x.shape[0]
     blocks = -(-x.shape[1] // lanes)
     source, target = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
-    pixel = lanes * of.item
+    pixel = lanes * (x.itemsize if stored else of.item)
     rows = g.target[1]
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
     while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
@@ -81,8 +87,9 @@ def window(node: Node, low: Lowering) -> None:
     if plain:
         kernel, arguments = _rows_of_images(low, of, g, kind, common)
     else:
+        form = {"storage": stored} if stored else {}
         kernel = Kernel(
-            "subgraph.ops.pool.kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind
+            "subgraph.ops.pool.kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind, **form
         )
         arguments = PoolWindowArguments(**common)
     units = images * blocks * g.target[0] * -(-g.target[1] // rows)

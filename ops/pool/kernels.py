@@ -13,7 +13,7 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import st, vec
+from subgraph.engine.codegen.simd import load_as, st, store_as, vec
 
 from .arguments import GlobalPoolArguments, PoolWindowArguments
 
@@ -80,17 +80,18 @@ def window_taps() -> tuple[Any, Any]:
     return first_tap, end_tap
 
 
-def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
+def window(*, dtype: str, lanes: int, kind: str, storage: str = "") -> Callable[..., None]:
     """Return the kernel of `PoolWindowArguments`, which pools windows over blocks of channels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Channels of one block.
         kind: ``"max"``, ``"average"``, ``"l1"`` or ``"l2"``.
+        storage: ``"bfloat16"`` if images and results are stored so, ``""`` if in ``dtype``.
     """
     arguments = view_of(PoolWindowArguments)
-    v = vec(dtype, lanes)
-    pixel, (four, one) = lanes * v.itemsize, _window_poolers(kind, v)
+    pixel = lanes * item_bytes(storage or dtype)
+    four, one = _window_poolers(kind, vec(dtype, lanes), storage)
     first_tap, end_tap = window_taps()
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -143,7 +144,7 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
     return kernel
 
 
-def _window_poolers(kind: str, v: Any) -> tuple[Any, Any]:
+def _window_poolers(kind: str, v: Any, storage: str) -> tuple[Any, Any]:
     """Return two functions that pool windows of a block of channels.
 
     ``four(y, at, depth, height, width, step, count)`` pools four adjacent windows, ``step`` bytes
@@ -151,7 +152,11 @@ def _window_poolers(kind: str, v: Any) -> tuple[Any, Any]:
     window. ``y`` is the address of the result, ``at`` that of the window's tap 0, which may be
     outside the image; the next are `Taps`. ``count`` is the divisor of an average.
     """
-    load, store, splat, pixel = v.load, v.store, v.splat, v.lanes * v.itemsize
+    splat, pixel = v.splat, v.lanes * item_bytes(storage or v.dtype)
+    load, store = v.load, v.store
+    if storage:
+        load = load_as(storage, v.dtype, v.lanes)
+        store = store_as(v.dtype, storage, v.lanes)
     combine, finish = combiner(kind, v), _finisher(kind, v)
     start = LOWEST[v.dtype] if kind == "max" else 0.0
 

@@ -196,6 +196,7 @@ def run_node(
             domain=domain,
             outputs=outputs,
             name="node",
+            graph=None,
             subgraph=None,
         ),
     )

@@ -5,17 +5,18 @@ from __future__ import annotations
 from subgraph.engine.codegen.arguments import Address, KernelArguments
 
 
-class RoundArguments(KernelArguments):
-    """Arguments of `round_lines`; a work unit is a line of a block of 32 channels.
+class LineArguments(KernelArguments):
+    """Arguments of `lines`; a work unit is a line of a block of 32 channels.
 
     A line is the pixels of a row of the image that one row of outputs reads: all of them, or only
     those of one tap. Lines are numbered by tap, plane and row of their windows.
 
     Attributes:
-        x: Images of float32 in blocks of 16 channels, ``[N][block][D][H][W][16]``.
+        x: Images of float32 in blocks of 16 channels, ``[N][block][D][H][W][16]``, or of bfloat16
+            in blocks of 32.
         y: The lines of bfloat16: for each block and tap the pixels of its lines, 32 channels each.
         groups: Groups of channels.
-        blocks: Blocks of 16 channels of a group.
+        blocks: Blocks of x of a group.
         depth: Planes of an image.
         height: Rows of an image.
         width: Columns of an image.
@@ -122,11 +123,11 @@ class MatrixConvArguments(KernelArguments):
     The pixels of 16 neighbouring outputs fill a register of x.
 
     Attributes:
-        x: Lines of bfloat16, as `round_lines` writes them.
+        x: Lines of bfloat16, as `lines` writes them.
         weights: Registers of pairs, ``[group][panel][block of 32 inputs][tap]``.
-        y: Results of float32 in blocks of 16 channels.
+        y: Results of float32 in blocks of 16 channels, or of bfloat16 in blocks of 32.
         bias: One element for each channel, padded to whole blocks; 0: none.
-        residual: An array laid out as y that is added; 0: none.
+        residual: An array of one of both forms that is added; 0: none.
         groups: Groups of channels.
         blocks: Blocks of 32 input channels of a group.
         output_blocks: Blocks of 16 output channels of a group.
@@ -142,7 +143,10 @@ class MatrixConvArguments(KernelArguments):
         x_row: Bytes of x between the first pixels of rows of outputs.
         x_column: Bytes of x between the first pixels of outputs of a register.
         x_register: Bytes of x between the first pixels of registers.
-        y_block: Bytes of y between blocks of channels.
+        y_block: Bytes of y for 16 channels of an image.
+        y_vector: Bytes of y between 16 channels of a pixel and the next 16 of a panel.
+        residual_block: As ``y_block``, of the residual.
+        residual_vector: As ``y_vector``, of the residual.
         tile: The matrix tile.
         activation: The kernel applied to a finished tile; 0: none.
         flags: ``F_*`` flags of the results.
@@ -173,6 +177,9 @@ class MatrixConvArguments(KernelArguments):
     x_column: int
     x_register: int
     y_block: int
+    y_vector: int
+    residual_block: int
+    residual_vector: int
     tile: Address
     activation: Address
     flags: int

@@ -7,24 +7,26 @@ import math
 import attrs
 
 from subgraph.engine.codegen.tiling import (
+    F_BFLOAT16_C,
+    F_BFLOAT16_RESIDUAL,
     MATRIX_DEPTH,
     MATRIX_ROW_BYTES,
     MATRIX_ROWS,
     MATRIX_TILE,
 )
-from subgraph.engine.planner.lowering import Argument, Lowering
+from subgraph.engine.planner.lowering import Argument, Lowering, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, shared
 from subgraph.system.host import caches
 
-from .arguments import MatrixConvArguments, PatchArguments, RoundArguments
+from .arguments import LineArguments, MatrixConvArguments, PatchArguments
 
 _ROWS = MATRIX_TILE[0]
 _LINE = MATRIX_ROW_BYTES  # bytes of a block's channels of a pixel
 _REGISTER = MATRIX_ROWS * _LINE  # bytes of a register
-_COPY_CYCLES = 4  # cycles in which a pixel of a block is rounded (estimate)
+_COPY_CYCLES = 4  # cycles in which a pixel of a block is copied (estimate)
 # Cycles of the products of one register of A with those of a panel (hardware figure).
 _PRODUCT_CYCLES = 2 * MATRIX_ROWS
 _UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
@@ -32,7 +34,7 @@ _UNITS_PER_THREAD = 4  # work units for each of several threads, which balance t
 
 @attrs.frozen
 class _Input:
-    """The rounded input of a convolution: registers of pixels, or rows of an image.
+    """The input of a convolution in bfloat16: registers of pixels, or rows of an image.
 
     Attributes:
         lines: Its memory.
@@ -71,17 +73,19 @@ def emit_matrix_convolution(
         low: Collects the plan's steps and scratch memory.
         of: The matrix tiles.
         g: Sizes of the convolution. Channels of several groups are whole blocks.
-        x: Input of float32, in the blocked layout unless ``plain``.
+        x: Input, in the layout "blocked" or "bfloat16" unless ``plain``.
         weight: Registers of pairs of bfloat16, as `direct_weights` packs them.
         bias: Bias, padded to whole blocks; 0: none.
-        residual: Array laid out as ``y`` that is added; 0: none.
-        y: Output of float32 in the blocked layout.
+        residual: Array that is added, in the layout "blocked" or "bfloat16"; 0: none.
+        y: Output in the layout "blocked" or "bfloat16".
         act: The activation.
         plain: The input is in the plain layout; see `reads_patches`.
         flops: Operations to report.
     """
     if plain:
         source = _emit_patches(low, g, x)
+    elif _is_rounded(x) and g.taps == 1 and g.source == g.target and not any(g.pads):
+        source = _whole_image(x, g)
     elif _gathers(of, g):
         source = _emit_registers(low, of, g, x)
     else:
@@ -89,6 +93,10 @@ def emit_matrix_convolution(
     output_blocks = -(-g.outputs // of.lanes)
     panels = -(-output_blocks // of.nv)
     unit_rows, unit_panels = _units(low.threads, of, g, source, panels)
+    y_block, y_vector, y_flag = _strides(of, g, y, F_BFLOAT16_C)
+    residual_block, residual_vector, residual_flag = _strides(of, g, residual, F_BFLOAT16_RESIDUAL)
+    activation = act.arguments()
+    activation["flags"] |= y_flag | residual_flag
     arguments = MatrixConvArguments(
         x=source.lines,
         weights=weight,
@@ -104,14 +112,17 @@ def emit_matrix_convolution(
         rows=source.rows,
         columns=source.columns,
         **source.strides,
-        y_block=g.pixels * of.lanes * of.item,
+        y_block=y_block,
+        y_vector=y_vector,
+        residual_block=residual_block,
+        residual_vector=residual_vector,
         tile=of.contraction(),
-        **act.arguments(),
+        **activation,
         unit_rows=unit_rows,
         unit_panels=unit_panels,
     )
     units = g.images * g.groups * -(-source.rows // unit_rows) * -(-panels // unit_panels)
-    written = g.images * g.groups * output_blocks * g.pixels * of.lanes * of.item
+    written = g.images * g.groups * output_blocks * y_block
     low.emit(
         Kernel("subgraph.ops.conv.bfloat16.kernels", "convolve"),
         arguments,
@@ -120,6 +131,28 @@ def emit_matrix_convolution(
         flops=flops,
         bytes=g.images * g.groups * source.strides["x_group"] + written,
     )
+
+
+def _is_rounded(operand: Argument) -> bool:
+    return isinstance(operand, Operand) and operand.layout == "bfloat16"
+
+
+def _strides(of: Tiles, g: Geometry, operand: Argument, flag: int) -> tuple[int, int, int]:
+    """Return the strides of an output or residual for the kernel, and its flags of the tile.
+
+    Args:
+        of: The matrix tiles.
+        g: Sizes of the convolution.
+        operand: The array; 0: none.
+        flag: The flag if it is bfloat16.
+
+    Returns:
+        Bytes for 16 channels of an image, bytes between those of a pixel, and flags.
+    """
+    if _is_rounded(operand):
+        return g.pixels * _LINE // 2, _LINE // 2, flag
+    block = g.pixels * of.lanes * of.item
+    return block, block, 0
 
 
 def reads_patches(g: Geometry) -> bool:
@@ -198,16 +231,31 @@ def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> _Input:
     return _Input(target, blocks, (1, taps), -(-g.pixels // _ROWS), _ROWS, strides)
 
 
+def _whole_image(x: Argument, g: Geometry) -> _Input:
+    """Return the input of a convolution of one tap that reads each pixel of x, where it is."""
+    blocks = -(-g.inputs // MATRIX_DEPTH)
+    strides = {
+        "x_group": blocks * g.pixels * _LINE,
+        "x_block": g.pixels * _LINE,
+        "x_tap_row": 0,
+        "x_tap": 0,
+        "x_row": _ROWS * _LINE,
+        "x_column": _LINE,
+        "x_register": _REGISTER,
+    }
+    return _Input(x, blocks, (1, 1), -(-g.pixels // _ROWS), _ROWS, strides)
+
+
 def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
-    """Emit the step that rounds, for each tap, the pixels that outputs read."""
+    """Emit the step that copies, for each tap, the pixels that outputs read."""
     blocks = -(-g.inputs // MATRIX_DEPTH)
     group = -(-g.pixels // MATRIX_ROWS) * blocks * g.taps * _REGISTER
     target = low.scratch(g.images * g.groups * group)
     found = _registers(target, g, g.taps, blocks)
-    arguments = RoundArguments(
+    arguments = LineArguments(
         x=x,
         y=target,
-        **_sizes(of, g),
+        **_sizes(of, g, x),
         planes=g.target[0],
         rows=g.target[1],
         columns=g.target[2],
@@ -225,22 +273,22 @@ def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Inpu
         y_tap=_REGISTER,
         y_register=found.strides["x_register"],
     )
-    _emit_rounding(low, g, arguments)
+    _emit_lines(low, g, x, arguments)
     return found
 
 
 def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
-    """Emit the step that rounds the rows of an image, with their padding."""
+    """Emit the step that copies the rows of an image, with their padding."""
     blocks = -(-g.inputs // MATRIX_DEPTH)
     rows, columns = g.reach(1, g.target[1]), g.reach(2, g.target[2])
     row = columns * _LINE
     group = blocks * rows * row
     # The tile of the last outputs of a row reads whole registers.
     target = low.scratch(g.images * g.groups * group + _ROWS * g.strides[2] * _LINE)
-    arguments = RoundArguments(
+    arguments = LineArguments(
         x=x,
         y=target,
-        **_sizes(of, g),
+        **_sizes(of, g, x),
         planes=1,
         rows=rows,
         columns=columns,
@@ -258,7 +306,7 @@ def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
         y_tap=0,
         y_register=_REGISTER,
     )
-    _emit_rounding(low, g, arguments)
+    _emit_lines(low, g, x, arguments)
     strides = {
         "x_group": group,
         "x_block": rows * row,
@@ -271,11 +319,11 @@ def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
     return _Input(target, blocks, (g.kernel[1], g.kernel[2]), g.target[1], g.target[2], strides)
 
 
-def _sizes(of: Tiles, g: Geometry) -> dict[str, int]:
-    """Return the fields of `RoundArguments` that describe the images."""
+def _sizes(of: Tiles, g: Geometry, x: Argument) -> dict[str, int]:
+    """Return the fields of `LineArguments` that describe the images."""
     return {
         "groups": g.groups,
-        "blocks": -(-g.inputs // of.lanes),
+        "blocks": -(-g.inputs // (MATRIX_DEPTH if _is_rounded(x) else of.lanes)),
         "depth": g.source[0],
         "height": g.source[1],
         "width": g.source[2],
@@ -285,16 +333,17 @@ def _sizes(of: Tiles, g: Geometry) -> dict[str, int]:
     }
 
 
-def _emit_rounding(low: Lowering, g: Geometry, arguments: RoundArguments) -> None:
-    """Emit the kernel `round_lines`."""
+def _emit_lines(low: Lowering, g: Geometry, x: Argument, arguments: LineArguments) -> None:
+    """Emit the kernel `lines`."""
+    rounded = _is_rounded(x)
     lines = g.images * g.groups * -(-g.inputs // MATRIX_DEPTH) * arguments.lines
     pixels = lines * arguments.columns
     low.emit(
-        Kernel("subgraph.ops.conv.bfloat16.kernels", "round_lines"),
+        Kernel("subgraph.ops.conv.bfloat16.kernels", "lines", rounded=rounded),
         arguments,
         lines,
         grain=grain(lines, pixels * MATRIX_DEPTH),
-        bytes=3 * pixels * _LINE,
+        bytes=(2 if rounded else 3) * pixels * _LINE,
     )
 
 

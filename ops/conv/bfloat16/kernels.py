@@ -1,4 +1,4 @@
-"""Kernels of convolutions over matrix tiles: rounding of the input, and the products."""
+"""Kernels of convolutions over matrix tiles: the lines of the input, and the products."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from subgraph.engine.codegen.matrix_tile import (
 from subgraph.engine.codegen.simd import call_kernel, vec
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE, TileBlock
 
-from .arguments import MatrixConvArguments, PatchArguments, RoundArguments
+from .arguments import LineArguments, MatrixConvArguments, PatchArguments
 
 _tile_block = stack_block(TileBlock)
-_PIXEL = LANES * 4  # bytes of the 16 channels of a pixel of float32
+_PIXEL = ROW_BYTES  # bytes of a pixel: of 16 channels of float32, or 32 of bfloat16
 
 
-def round_lines() -> Callable[..., None]:
-    """Return the kernel of `RoundArguments`, which rounds the lines that windows read."""
-    arguments = view_of(RoundArguments)
+def lines(*, rounded: bool) -> Callable[..., None]:
+    """Return the kernel of `LineArguments`, which copies the lines that windows read.
+
+    Args:
+        rounded: The image is rounded to bfloat16 already, in blocks of 32 channels.
+    """
+    arguments = view_of(LineArguments)
     v = vec("float32", LANES)
-    load, zero = v.load, v.zero
+    load, store, zero = v.load, v.store, v.zero
+    blocks_of_line = 1 if rounded else 2
 
     @register_jitable
     def place(y: int, register: int, pixel: int) -> int:
@@ -45,20 +50,23 @@ def round_lines() -> Callable[..., None]:
 
     @register_jitable
     def copy(x: int, second: int, step: int, y: int, register: int, first: int, last: int) -> None:
-        """Round pixels of two blocks, ``second`` bytes apart; 0: the second has only zeros."""
+        """Copy pixels of two blocks, ``second`` bytes apart; 0: the second has only zeros."""
         for pixel in range(first, last):
             at, to = x + (pixel - first) * step, place(y, register, pixel)
+            if rounded:
+                store(to, load(at))
+                continue
             store_bfloat16(to, load(at))
             store_bfloat16(to + ROW_BYTES // 2, load(at + second) if second != 0 else zero())
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        pairs = (a.blocks + 1) // 2
+        line_blocks = (a.blocks + blocks_of_line - 1) // blocks_of_line
         width, columns, step = a.width, a.columns, a.column_step
         area = a.depth * a.height * width * _PIXEL
         for unit in range(begin, end):
-            line, block = unit % a.lines, unit // a.lines % pairs
-            group = unit // (a.lines * pairs)
+            line, block = unit % a.lines, unit // a.lines % line_blocks
+            group = unit // (a.lines * line_blocks)
             row, rest = line % a.rows, line // a.rows
             plane, tap = rest % a.planes, rest // a.planes
             d = a.first_plane + plane * a.plane_step
@@ -73,9 +81,9 @@ def round_lines() -> Callable[..., None]:
             # The first pixel at column 0 or behind, and the first one behind the image.
             left = min(max((step - 1 - w) // step, 0), columns)
             right = max(min((width - w + step - 1) // step, columns), left)
-            x = a.x + (group * a.blocks + 2 * block) * area
+            x = a.x + (group * a.blocks + blocks_of_line * block) * area
             x += ((d * a.height + h) * width + w + left * step) * _PIXEL
-            second = area if 2 * block + 1 < a.blocks else 0
+            second = area if blocks_of_line * block + 1 < a.blocks else 0
             register = a.y_register
             clear(y, register, pixel, pixel + left)
             copy(x, second, step * _PIXEL, y, register, pixel + left, pixel + right)
@@ -181,9 +189,9 @@ def convolve() -> Callable[..., None]:
         t.register_rows = a.columns if in_pairs else 0
         t.b_vector = REGISTER_BYTES
         t.c_row = _PIXEL
-        t.c_vector = a.y_block
+        t.c_vector = a.y_vector
         t.residual_row = _PIXEL
-        t.residual_vector = a.y_block
+        t.residual_vector = a.residual_vector
         t.start_vector = _PIXEL
         t.flags = a.flags
         t.low = a.low
@@ -214,10 +222,11 @@ def convolve() -> Callable[..., None]:
                         channels = image % a.groups * a.output_blocks + block
                         t.b = a.weights + channels * weights_of_block
                         t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
-                        at = (image * a.output_blocks + block) * a.y_block
-                        at += (row * a.columns + column) * _PIXEL
-                        t.c = a.y + at
-                        t.residual = a.residual + at if a.residual != 0 else 0
+                        pixel = (row * a.columns + column) * _PIXEL
+                        block += image * a.output_blocks
+                        t.c = a.y + block * a.y_block + pixel
+                        if a.residual != 0:
+                            t.residual = a.residual + block * a.residual_block + pixel
                         call_kernel(a.tile, t, pixels, vectors, 0)
                         if a.activation != 0:
                             call_kernel(a.activation, t, pixels, vectors, 0)

@@ -8,7 +8,8 @@ two by two registers of sums loads four registers for four such instructions.
 Its arguments are a `TileBlock`, as those of `subgraph.engine.codegen.tile.contraction`. A step
 along K has `MATRIX_DEPTH` elements, so that A is rows of bfloat16, padded to whole steps. B is a
 sequence of registers: row r of one has, for each of 16 columns, the elements of rows 2 r and
-2 r + 1. Results, initial values and residuals are float32.
+2 r + 1. Initial values are float32; so are results and residuals, unless flags say that they are
+bfloat16 (`F_BFLOAT16_C`, `F_BFLOAT16_RESIDUAL`), which masked tiles do not support.
 
 Rows of a register are independent: those beyond the rows of a tile are read, and may hold anything,
 but are not stored. Subnormal elements count as 0. (Source: Intel's Architecture Instruction Set
@@ -34,6 +35,7 @@ from subgraph.engine.codegen.irtools import (
     I64,
     INT64,
     VOID,
+    bf16_to_f32,
     call_intrinsic,
     define,
     f32_to_bf16,
@@ -44,7 +46,14 @@ from subgraph.engine.codegen.irtools import (
     vec_type,
 )
 from subgraph.engine.codegen.tile import size_switch
-from subgraph.engine.codegen.tiling import F_HI, F_LO, MATRIX_ROW_BYTES, MATRIX_ROWS
+from subgraph.engine.codegen.tiling import (
+    F_BFLOAT16_C,
+    F_BFLOAT16_RESIDUAL,
+    F_HI,
+    F_LO,
+    MATRIX_ROW_BYTES,
+    MATRIX_ROWS,
+)
 from subgraph.system import host
 from subgraph.system.numba_internals import cgutils
 
@@ -445,6 +454,8 @@ class _MatrixTile(RegisterTile):
         e, t, b = self.e, self.t, self.e.b
         sums = self.stored_sums()
         flags = e.word(t, "flags")
+        narrow = self.mask is None
+        rounds = e.flag(flags, F_BFLOAT16_C) if narrow else None
         low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
         high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
         start = e.variable(self.rest)
@@ -461,6 +472,14 @@ class _MatrixTile(RegisterTile):
             "c_vector",
         )
         w = {name: e.word(t, name) for name in names}
+        addends: list[tuple[Any, Any, str, Callable[..., Any]]] = []
+        addends.append((start, has_start, "start", e.load))
+        if narrow:
+            is_bfloat16 = e.flag(flags, F_BFLOAT16_RESIDUAL)
+            rounded = b.and_(has_residual, is_bfloat16)
+            addends.append((residual, rounded, "residual", self.load_bfloat16))
+            has_residual = b.and_(has_residual, b.not_(is_bfloat16))
+        addends.append((residual, has_residual, "residual", e.load))
         with self.sum_rows(sums, rows) as own:
             values = [
                 e.variable(e.load(b.add(own, e.const(j * ROW_BYTES)))) for j in range(self.vectors)
@@ -470,14 +489,11 @@ class _MatrixTile(RegisterTile):
                 for value in values:
                     e.put(value, b.fadd(e.get(value), added))
                 e.step(bias, e.const(e.item))
-            for slot, present, name in (
-                (start, has_start, "start"),
-                (residual, has_residual, "residual"),
-            ):
+            for slot, present, name, load in addends:
                 with e.when(present):
                     for j, value in enumerate(values):
                         at = b.add(e.get(slot), b.mul(w[f"{name}_vector"], e.const(j)))
-                        e.put(value, b.fadd(e.load(at, self.lane_mask(j)), e.get(value)))
+                        e.put(value, b.fadd(load(at, self.lane_mask(j)), e.get(value)))
                     e.step(slot, w[f"{name}_row"])
             for j, value in enumerate(values):
                 # An ordered comparison is false for NaN, so that NaN passes both bounds.
@@ -485,8 +501,19 @@ class _MatrixTile(RegisterTile):
                 v = b.select(b.fcmp_ordered(">", low, v), low, v)
                 v = b.select(b.fcmp_ordered("<", high, v), high, v)
                 at = b.add(e.get(c), b.mul(w["c_vector"], e.const(j)))
-                e.store(v, at, self.lane_mask(j))
+                if rounds is None:
+                    e.store(v, at, self.lane_mask(j))
+                    continue
+                with b.if_else(rounds) as (then, otherwise):
+                    with then:
+                        store_at(b, at, emit_bfloat16(b, v), 2)
+                    with otherwise:
+                        e.store(v, at)
             e.step(c, w["c_row"])
+
+    def load_bfloat16(self, address: Any, _mask: None) -> Any:
+        """Load a vector of bfloat16 as float32."""
+        return bf16_to_f32(self.e.b, load_at(self.e.b, address, ir.VectorType(I16, LANES), 2))
 
     def lane_mask(self, j: int) -> Any:
         """Return the mask of vector j of a row; None if all its lanes exist."""

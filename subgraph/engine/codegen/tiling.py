@@ -110,6 +110,8 @@ class TileBlock(WordBlock):
 F_LO = 1  # the result is at least `low`
 F_HI = 2  # the result is at most `high`
 F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice`` only)
+F_BFLOAT16_C = 8  # C is rounded to bfloat16 (matrix tiles only)
+F_BFLOAT16_RESIDUAL = 16  # `residual` is bfloat16 (matrix tiles only)
 
 # Matrix tiles (`subgraph.engine.codegen.matrix_tile`): rows of a register, and bytes of a row; rows
 # and vectors of two by two registers of sums; elements of bfloat16 of a step along K (hardware
@@ -117,6 +119,8 @@ F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice`` onl
 MATRIX_ROWS, MATRIX_ROW_BYTES = 16, 64
 MATRIX_TILE = 2 * MATRIX_ROWS, 2
 MATRIX_DEPTH = 32
+# Bytes behind the last pixel of an image that the last tile reads, and ignores: its registers.
+MATRIX_SLACK = MATRIX_TILE[0] * MATRIX_ROW_BYTES
 
 # Tiles of at most this many rows unroll their steps over operands without gaps, each of which then
 # needs one address register (x86's addressing modes reach the multiples of a stride up to 8).

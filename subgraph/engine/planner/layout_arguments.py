@@ -22,7 +22,7 @@ class CopyBytesArguments(KernelArguments):
 
 
 class ReorderArguments(KernelArguments):
-    """Arguments of `to_blocked` and `to_plain`; a work unit is a part of the pixels of a block.
+    """Arguments of kernels between layouts; a work unit is a part of the pixels of a block.
 
     Units are in the order [image, block of channels, part].
 

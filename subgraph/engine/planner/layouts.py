@@ -1,9 +1,13 @@
-"""Layouts: the choice between plain and blocked values, and the conversions between them.
+"""Layouts: the choice between the layouts of values, and the conversions between them.
 
 Convolutions use the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``, the ``nChw16c`` of
 oneDNN. Later values stay in it as long as the lowerings support it. Blocks of bytes (quantized
 values) have 16 channels, and the lanes beyond C are undefined. A value is converted at most once,
 before the first node that needs the other layout. A conversion that moves no data is a view.
+
+The third layout, "bfloat16", is ``[N, ceil(C / 32), *spatial, 32]``, the ``nChw32c`` of matrix
+tiles: a lowering that knows its readers may choose it for its output (`Operand.store_as_bfloat16`).
+Rules that do not support it get such a value in the blocked layout of float32.
 """
 
 from __future__ import annotations
@@ -98,12 +102,17 @@ class LayoutAssigner:
         Raises:
             Unsupported: The node cannot be lowered in either layout.
         """
-        if self._uses_blocks(node, rule, inputs, types):
+        blocked = self._uses_blocks(node, rule, inputs, types)
+        rounded = any(o is not None and o.layout == "bfloat16" for o in inputs)
+        # Blocks are tried first, with values in the layout "bfloat16" as they are.
+        for keeps in (True, False):
+            if not blocked or (keeps and not (rounded and "bfloat16" in rule.layouts)):
+                continue
             try:
-                # Blocks are tried first. A refusal drops the conversions that were prepared for
-                # this attempt, so that no run executes them in vain.
-                low = attempt(self._in_blocks(node, inputs, types[0]), True)
+                low = attempt(self._in_blocks(node, inputs, types[0], keeps), True)
             except Unsupported:
+                # A refusal drops the conversions that were prepared for this attempt, so that no
+                # run executes them in vain.
                 self._pending.clear()
             else:
                 self._commit()
@@ -148,7 +157,7 @@ class LayoutAssigner:
     ) -> bool:
         if not self._enabled or "blocked" not in rule.layouts or not inputs:
             return False
-        if any(operand is not None and operand.layout == "blocked" for operand in inputs):
+        if any(operand is not None and operand.layout != "plain" for operand in inputs):
             return True
         first = inputs[0]
         return (
@@ -160,17 +169,21 @@ class LayoutAssigner:
         )
 
     def _in_blocks(
-        self, node: Node, inputs: Sequence[Operand | None], result: TensorType
+        self, node: Node, inputs: Sequence[Operand | None], result: TensorType, keeps: bool
     ) -> list[Operand | None]:
         """Return the inputs of a node, images among them in blocked layout.
 
         An image has the rank of the result and is not constant. Filters of a convolution that are
-        computed at run time have that rank as well, but stay in plain layout.
+        computed at run time have that rank as well, but stay in plain layout. Values in the layout
+        "bfloat16" stay as they are if the rule ``keeps`` them.
         """
         rank = len(result.shape or ())
         filters = 1 if node.op_type in _CONVOLUTIONS else None
         found: list[Operand | None] = []
         for position, operand in enumerate(inputs):
+            if operand is not None and operand.layout == "bfloat16" and position != filters:
+                found.append(operand if keeps else self._converted(operand, "blocked"))
+                continue
             moves = (
                 operand is not None
                 and not operand.constant
@@ -191,6 +204,8 @@ class LayoutAssigner:
         """Return an operand in a layout; `_commit` emits the conversion if the node is lowered."""
         if operand.layout == layout:
             return operand
+        if operand.layout == "bfloat16" and layout == "plain":
+            operand = self._converted(operand, "blocked")
         known = self._counterparts.get(operand)
         if known is not None:
             return known
@@ -213,8 +228,9 @@ class LayoutAssigner:
     def _commit(self) -> None:
         for source, target, step in self._pending:
             self._counterparts[source] = target
-            # Conversion back to the first layout then costs nothing.
-            self._counterparts[target] = source
+            if source.layout != "bfloat16":
+                # Conversion back to the first layout then costs nothing.
+                self._counterparts[target] = source
             if step is not None:
                 self.reorders += 1
                 self._emit(step)
@@ -223,6 +239,8 @@ class LayoutAssigner:
 
 def _same_memory(a: Operand, b: Operand) -> bool:
     """Return whether both layouts of a value are the same bytes: one pixel and whole blocks."""
+    if a.layout == "bfloat16":
+        return False
     lanes = max(a.lanes, b.lanes)
     return math.prod(a.shape[2:]) == 1 and a.shape[1] % lanes == 0
 
@@ -243,21 +261,22 @@ def copy_step(node: Node, source: Operand, target: Operand) -> EmittedStep:
 
 
 def conversion_step(source: Operand, target: Operand) -> EmittedStep:
-    """Return the step that converts an operand between the plain and the blocked layout.
+    """Return the step that converts an operand to another layout.
 
     Args:
         source: The operand.
-        target: An operand of the same type in the other layout.
+        target: An operand of the same type: in the plain layout if the source is blocked, else in
+            the blocked one.
     """
     blocked = target if target.layout == "blocked" else source
     pixels = math.prod(source.shape[2:])
     chunks = -(-pixels // _CONVERSION_UNIT_PIXELS)
-    kernel = Kernel(
-        "subgraph.ops.movement.reorder_kernels",
-        "to_blocked" if target is blocked else "to_plain",
-        dtype=source.dtype,
-        lanes=blocked.lanes,
-    )
+    module = "subgraph.ops.movement.reorder_kernels"
+    if source.layout == "bfloat16":
+        kernel = Kernel(module, "from_bfloat16", lanes=blocked.lanes)
+    else:
+        factory = "to_blocked" if target is blocked else "to_plain"
+        kernel = Kernel(module, factory, dtype=source.dtype, lanes=blocked.lanes)
     node = Node("Reorder", name=f"{source.name}.to_{target.layout}", domain=INTERNAL_DOMAIN)
     arguments = ReorderArguments(
         source=source,

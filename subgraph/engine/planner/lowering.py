@@ -25,6 +25,7 @@ import attrs
 import numpy as np
 
 from subgraph.engine.codegen.arguments import KernelArguments
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_SLACK
 from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
@@ -37,7 +38,7 @@ from subgraph.operators.shape_values import concretized
 from subgraph.system import guard_pages, host
 from subgraph.system.registry import Files, Registry, defined_at
 
-Layout = Literal["plain", "blocked"]
+Layout = Literal["plain", "blocked", "bfloat16"]
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
@@ -108,14 +109,15 @@ class Operand:
     Attributes:
         name: The value's name.
         dtype: Its dtype.
-        shape: Its logical shape; in layout "blocked" memory is [N, ceil(C / lanes), *spatial,
-            lanes], zero in the channels beyond C.
-        layout: "plain" or "blocked".
+        shape: Its logical shape. In layouts other than "plain" memory is [N, ceil(C / lanes),
+            *spatial, lanes], zero in the channels beyond C.
+        layout: "plain", "blocked" or "bfloat16"; in the last one, values of float32 are stored as
+            bfloat16, with `MATRIX_SLACK` bytes of any content behind them.
         known: Its content, if the plan depends on it (shape arithmetic, small integer weights).
         parameter: The parameter whose value it is, or None.
         storage: Its memory; an alias shares that of its source. None until it is assigned.
         offset: Where in ``storage`` it begins, in bytes.
-        lanes: Channels of a block, in layout "blocked".
+        lanes: Channels of a block, in layouts with blocks.
         derived: How it is computed from weights only, or None: a transposed weight, a folded
             BatchNormalization. `Lowering.weight` accepts it like a parameter.
         form: The algorithm for which an earlier node of the plan packs this weight, and the
@@ -172,7 +174,9 @@ class Operand:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes of an element in memory."""
+        if self.layout == "bfloat16":
+            return 2
         return numpy_dtype(self.dtype).itemsize
 
     @property
@@ -187,7 +191,7 @@ class Operand:
 
     @property
     def blocks(self) -> int:
-        """Number of channel blocks, in layout "blocked"."""
+        """Number of channel blocks, in layouts with blocks."""
         return -(-self.shape[1] // self.lanes)
 
     @property
@@ -196,7 +200,13 @@ class Operand:
         if self.layout == "plain":
             return self.size * self.itemsize
         padded = self.shape[0] * self.blocks * self.lanes * math.prod(self.shape[2:])
-        return padded * self.itemsize
+        slack = MATRIX_SLACK if self.layout == "bfloat16" else 0
+        return padded * self.itemsize + slack
+
+    def store_as_bfloat16(self) -> None:
+        """Set the layout "bfloat16" for an output of float32 whose storage is its own."""
+        self.layout, self.lanes = "bfloat16", MATRIX_DEPTH
+        self.storage = Storage("arena", self.nbytes)
 
 
 @attrs.frozen(eq=False)

@@ -1,0 +1,69 @@
+"""Values that convolutions over matrix tiles store as bfloat16 for the nodes that read them.
+
+The readers round these values anyway, or can store their own results as bfloat16: a convolution
+then writes half the bytes, and its readers need no step that rounds their input. OpenVINO stores
+values between convolutions in the same way.
+"""
+
+from __future__ import annotations
+
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH
+from subgraph.graph.graph import Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.operators.schema import INTERNAL_DOMAIN
+
+_INPUT, _RESIDUAL = 0, 3  # operands of FusedConv that may be bfloat16; Conv has the first of them
+_MAX_DEPTH = 3  # nodes between two convolutions that are looked at (estimate)
+
+
+def is_read_as_bfloat16(node: Node, depth: int = 0) -> bool:
+    """Return whether all readers of a node's only output take values of bfloat16.
+
+    If the answer turns out to be wrong for a reader, it gets the value converted, which costs time.
+
+    Args:
+        node: The node.
+        depth: Number of nodes between the convolution and this node.
+    """
+    if depth > _MAX_DEPTH or len(node.outputs) != 1 or node.graph is None:
+        return False
+    value = node.outputs[0]
+    if not value.uses or node.graph.is_output(value):
+        return False
+    return all(_takes_bfloat16(user, value, depth) for user in value.consumers)
+
+
+def _takes_bfloat16(user: Node, value: Value, depth: int) -> bool:
+    """Return whether a node reads a value as bfloat16."""
+    if user.op_type in ("Conv", "FusedConv") and user.domain in ("", INTERNAL_DOMAIN):
+        positions = {k for k, v in enumerate(user.inputs) if v is value}
+        return positions <= {_INPUT, _RESIDUAL} and _multiplies_matrices(user)
+    if user.op_type in ("MaxPool", "AveragePool") and user.domain == "":
+        return is_read_as_bfloat16(user, depth + 1)
+    if user.op_type == "Concat" and user.domain == "":
+        fits = user.attrs.get("axis") == 1 and all(map(_fills_blocks, user.inputs))
+        return fits and is_read_as_bfloat16(user, depth + 1)
+    return False
+
+
+def _fills_blocks(value: Value | None) -> bool:
+    """Return whether an input of a Concat is the result of a convolution, in whole blocks."""
+    producer = None if value is None else value.producer
+    made = producer is not None and producer.op_type in ("Conv", "FusedConv")
+    return made and _size(value, 1) % MATRIX_DEPTH == 0
+
+
+def _multiplies_matrices(convolution: Node) -> bool:
+    """Return whether a convolution multiplies matrix tiles: groups are whole blocks of channels."""
+    groups, filters = int(convolution.attrs.get("group", 1)), convolution.inputs[1]
+    outputs, inputs = _size(filters, 0), _size(filters, 1)
+    whole = outputs % (groups * MATRIX_DEPTH) == 0 and inputs % MATRIX_DEPTH == 0
+    return groups == 1 or whole
+
+
+def _size(value: Value | None, axis: int) -> int:
+    """Return a dimension of a value; 1 if it is unknown."""
+    type_ = None if value is None else value.type
+    shape = type_.shape if isinstance(type_, TensorType) else None
+    size = shape[axis] if shape is not None and len(shape) > axis else None
+    return size if isinstance(size, int) else 1

@@ -1,0 +1,183 @@
+"""Values between convolutions that are stored as bfloat16: random networks, and what stores them.
+
+Where the processor has no matrix tiles, they are emulated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.graph.types import Array
+
+pytestmark = pytest.mark.usefixtures("tiles")
+OPTION = {"INFERENCE_PRECISION": "bfloat16"}
+CHANNELS = st.sampled_from([20, 32, 48, 64, 96])
+
+
+class Network:
+    """Builds a graph of convolutions and of what stands between them."""
+
+    def __init__(self, seed: int, images: int, channels: int, size: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.x = sg.input("x", shape=(images, channels, size, size), dtype="float32")
+        self.values = [(self.x, channels, size)]
+        self.weights = 0
+
+    def weight(self, *shape: int) -> sg.Value:
+        self.weights += 1
+        depth = max(1, int(np.prod(shape[1:])))
+        array = self.rng.standard_normal(shape) / depth**0.5
+        return sg.parameter(f"w{self.weights}", array.astype(np.float32))
+
+    def convolve(self, outputs: int, kernel: int, stride: int, groups: int) -> None:
+        value, channels, size = self.values[-1]
+        if channels % groups or outputs % groups:
+            groups = 1
+        weights = self.weight(outputs, channels // groups, kernel, kernel)
+        y = ops.Conv(
+            value, weights, self.weight(outputs), pads=[kernel // 2] * 4, strides=[stride] * 2,
+            group=groups,
+        )  # fmt: skip
+        self.values.append((y, outputs, (size - 1) // stride + 1))
+
+    def add(self, step: str) -> None:
+        """Add a node over the last value, and over the one before it if they fit."""
+        value, channels, size = self.values[-1]
+        other = self.values[-2] if len(self.values) > 1 else self.values[-1]
+        made: Any = value
+        if step == "Relu6":
+            made = ops.Clip(value, np.float32(-0.5), np.float32(6.0))
+        elif step == "Add":
+            if other[1:] == (channels, size):
+                made = ops.Relu(ops.Add(value, other[0]))
+        elif step == "Concat":
+            if other[2] == size:
+                made, channels = ops.Concat(other[0], value, axis=1), channels + other[1]
+        elif step in ("MaxPool", "AveragePool"):
+            made = getattr(ops, step)(value, kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2])
+            size = (size - 1) // 2 + 1
+        else:
+            made = getattr(ops, step)(value)
+        self.values.append((made, channels, size))
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[sg.Graph, Array]:
+    images, seed = draw(st.integers(1, 2)), draw(st.integers(0, 1 << 30))
+    size = draw(st.integers(1, 19))
+    net = Network(seed, images, draw(CHANNELS), size)
+    between = ["Relu", "Relu6", "Sigmoid", "Add", "Concat", "MaxPool", "AveragePool", "Neg"]
+    for _ in range(draw(st.integers(1, 5))):
+        kernel, stride = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([1, 1, 2]))
+        net.convolve(draw(CHANNELS), kernel, stride, draw(st.integers(1, 3)))
+        for step in draw(st.lists(st.sampled_from(between), max_size=2)):
+            net.add(step)
+    values = [value for value, _, _ in net.values[1:]]
+    outputs = {values[-1]: None, values[draw(st.integers(0, len(values) - 1))]: None}
+    x = net.rng.standard_normal((images, net.values[0][1], size, size)).astype(np.float32)
+    return sg.Graph([net.x], [v if v.producer else ops.Identity(v) for v in outputs]), x
+
+
+@settings(max_examples=100, deadline=None)
+@given(made=networks(), threads=st.integers(1, 2))
+def test_random_networks(made: tuple[sg.Graph, Array], threads: int) -> None:
+    graph, x = made
+    exact = sg.compile_model(graph, "CPU")([x])
+    model = sg.compile_model(graph, "CPU", {**OPTION, "INFERENCE_NUM_THREADS": threads})
+    results = model([x])
+    for position in range(len(graph.outputs)):
+        got, want = results[position], exact[position]
+        # Each of at most five convolutions rounds its operands and its result to 8 bits.
+        np.testing.assert_allclose(got, want, rtol=0, atol=0.03 * max(1.0, np.abs(want).max()))
+
+
+def kernels_of(graph: sg.Graph, x: Array) -> list[str]:
+    model = sg.compile_model(graph, "CPU", {**OPTION, "ENABLE_PROFILING": True})
+    request = model.create_infer_request()
+    request.infer([x])
+    return [entry.kernel for entry in request.profile()]
+
+
+def bottlenecks(*between: str) -> tuple[sg.Graph, Array]:
+    """Return a stem of float32, two residual blocks behind ``between``, and an average."""
+    net = Network(1, 1, 64, 12)
+    net.convolve(64, 1, 1, 1)
+    net.add("Relu")
+    net.convolve(64, 1, 1, 1)
+    for step in between:
+        net.add(step)
+    for _ in range(2):
+        block = net.values[-1]
+        for kernel in (1, 3, 1):
+            net.convolve(64, kernel, 1, 1)
+            if kernel == 1 and net.values[-2] is not block:
+                net.values[-2] = block
+                net.add("Add")
+            else:
+                net.add("Relu")
+    graph = sg.Graph([net.x], [ops.GlobalAveragePool(net.values[-1][0])])
+    return graph, net.rng.standard_normal((1, 64, 12, 12)).astype(np.float32)
+
+
+@pytest.mark.parametrize("between", [(), ("MaxPool",), ("AveragePool",), ("Concat",)])
+def test_only_the_first_convolution_rounds_its_input(between: tuple[str, ...]) -> None:
+    graph, x = bottlenecks(*between)
+    kernels = kernels_of(graph, x)
+    assert sum("convolve" in kernel for kernel in kernels) == 8
+    # The convolutions of three by three copy their lines, which are rounded already.
+    lines = [kernel for kernel in kernels if "kernels.lines" in kernel]
+    assert [("rounded=True" in kernel) for kernel in lines] == [False, True, True]
+    assert not any("from_bfloat16" in kernel for kernel in kernels)
+    exact = sg.compile_model(graph, "CPU")([x])[0]
+    got = sg.compile_model(graph, "CPU", OPTION)([x])[0]
+    assert 0 < np.abs(np.asarray(got) - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_a_value_with_another_reader_stays_float32() -> None:
+    net = Network(2, 1, 32, 9)
+    net.convolve(32, 3, 1, 1)
+    first = net.values[-1][0]
+    net.convolve(32, 1, 1, 1)
+    graph = sg.Graph([net.x], [net.values[-1][0], ops.Exp(first)])
+    x = net.rng.standard_normal((1, 32, 9, 9)).astype(np.float32)
+    assert not any("from_bfloat16" in kernel for kernel in kernels_of(graph, x))
+    assert not any("rounded=True" in kernel for kernel in kernels_of(graph, x))
+
+
+def test_images_of_another_size_use_the_same_plan() -> None:
+    rng = np.random.default_rng(3)
+    x = sg.input("x", shape=("n", 32, "h", "w"), dtype="float32")
+
+    def convolve(value: sg.Value, name: str, kernel: int) -> sg.Value:
+        array = rng.standard_normal((32, 32, kernel, kernel)) / (6 * kernel)
+        return ops.Relu(
+            ops.Conv(value, sg.parameter(name, array.astype(np.float32)), pads=[kernel // 2] * 4)
+        )
+
+    h = convolve(convolve(x, "a", 1), "b", 3)
+    graph = sg.Graph([x], [convolve(ops.MaxPool(h, kernel_shape=[2, 2]), "c", 1)])
+    exact, model = sg.compile_model(graph, "CPU"), sg.compile_model(graph, "CPU", OPTION)
+    for shape in [(1, 32, 9, 9), (2, 32, 5, 17), (1, 32, 2, 2), (3, 32, 33, 8)]:
+        image = rng.standard_normal(shape).astype(np.float32)
+        want = exact([image])[0]
+        np.testing.assert_allclose(model([image])[0], want, rtol=0, atol=0.02 * np.abs(want).max())
+
+
+def test_special_values_pass_through() -> None:
+    net = Network(4, 1, 32, 4)
+    net.convolve(32, 1, 1, 1)
+    net.add("MaxPool")
+    net.convolve(32, 1, 1, 1)
+    graph = sg.Graph([net.x], [net.values[-1][0]])
+    x = net.rng.standard_normal((1, 32, 4, 4)).astype(np.float32)
+    x[0, 3, 0, 0] = np.inf
+    exact, got = (sg.compile_model(graph, "CPU", o)([x])[0] for o in ({}, OPTION))
+    np.testing.assert_array_equal(np.isnan(exact), np.isnan(got))
+    np.testing.assert_array_equal(np.isinf(exact), np.isinf(got))
