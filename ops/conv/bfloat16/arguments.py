@@ -144,9 +144,7 @@ class MatrixConvArguments(KernelArguments):
         x_column: Bytes of x between the first pixels of outputs of a register.
         x_register: Bytes of x between the first pixels of registers.
         y_block: Bytes of y for 16 channels of an image.
-        y_vector: Bytes of y between 16 channels of a pixel and the next 16 of a panel.
         residual_block: As ``y_block``, of the residual.
-        residual_vector: As ``y_vector``, of the residual.
         tile: The matrix tile.
         activation: The kernel applied to a finished tile; 0: none.
         flags: ``F_*`` flags of the results.
@@ -177,9 +175,7 @@ class MatrixConvArguments(KernelArguments):
     x_column: int
     x_register: int
     y_block: int
-    y_vector: int
     residual_block: int
-    residual_vector: int
     tile: Address
     activation: Address
     flags: int

@@ -93,10 +93,10 @@ def emit_matrix_convolution(
     output_blocks = -(-g.outputs // of.lanes)
     panels = -(-output_blocks // of.nv)
     unit_rows, unit_panels = _units(low.threads, of, g, source, panels)
-    y_block, y_vector, y_flag = _strides(of, g, y, F_BFLOAT16_C)
-    residual_block, residual_vector, residual_flag = _strides(of, g, residual, F_BFLOAT16_RESIDUAL)
     activation = act.arguments()
-    activation["flags"] |= y_flag | residual_flag
+    activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) else 0
+    activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0
+    y_block = _block_bytes(of, g, y)
     arguments = MatrixConvArguments(
         x=source.lines,
         weights=weight,
@@ -113,9 +113,7 @@ def emit_matrix_convolution(
         columns=source.columns,
         **source.strides,
         y_block=y_block,
-        y_vector=y_vector,
-        residual_block=residual_block,
-        residual_vector=residual_vector,
+        residual_block=_block_bytes(of, g, residual),
         tile=of.contraction(),
         **activation,
         unit_rows=unit_rows,
@@ -137,22 +135,9 @@ def _is_rounded(operand: Argument) -> bool:
     return isinstance(operand, Operand) and operand.layout == "bfloat16"
 
 
-def _strides(of: Tiles, g: Geometry, operand: Argument, flag: int) -> tuple[int, int, int]:
-    """Return the strides of an output or residual for the kernel, and its flags of the tile.
-
-    Args:
-        of: The matrix tiles.
-        g: Sizes of the convolution.
-        operand: The array; 0: none.
-        flag: The flag if it is bfloat16.
-
-    Returns:
-        Bytes for 16 channels of an image, bytes between those of a pixel, and flags.
-    """
-    if _is_rounded(operand):
-        return g.pixels * _LINE // 2, _LINE // 2, flag
-    block = g.pixels * of.lanes * of.item
-    return block, block, 0
+def _block_bytes(of: Tiles, g: Geometry, operand: Argument) -> int:
+    """Return the bytes of 16 channels of an image of outputs, in the layout of an operand."""
+    return g.pixels * of.lanes * (2 if _is_rounded(operand) else of.item)
 
 
 def reads_patches(g: Geometry) -> bool:

@@ -189,9 +189,9 @@ def convolve() -> Callable[..., None]:
         t.register_rows = a.columns if in_pairs else 0
         t.b_vector = REGISTER_BYTES
         t.c_row = _PIXEL
-        t.c_vector = a.y_vector
+        t.c_vector = a.y_block
         t.residual_row = _PIXEL
-        t.residual_vector = a.residual_vector
+        t.residual_vector = a.residual_block
         t.start_vector = _PIXEL
         t.flags = a.flags
         t.low = a.low

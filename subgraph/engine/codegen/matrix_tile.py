@@ -9,7 +9,8 @@ Its arguments are a `TileBlock`, as those of `subgraph.engine.codegen.tile.contr
 along K has `MATRIX_DEPTH` elements, so that A is rows of bfloat16, padded to whole steps. B is a
 sequence of registers: row r of one has, for each of 16 columns, the elements of rows 2 r and
 2 r + 1. Initial values are float32; so are results and residuals, unless flags say that they are
-bfloat16 (`F_BFLOAT16_C`, `F_BFLOAT16_RESIDUAL`), which masked tiles do not support.
+bfloat16 (`F_BFLOAT16_C`, `F_BFLOAT16_RESIDUAL`): the vectors of a row are then adjacent. Masked
+tiles do not support these flags.
 
 Rows of a register are independent: those beyond the rows of a tile are read, and may hold anything,
 but are not stored. Subnormal elements count as 0. (Source: Intel's Architecture Instruction Set
@@ -61,6 +62,7 @@ ROWS = MATRIX_ROWS
 ROW_BYTES = MATRIX_ROW_BYTES
 LANES = 16  # sums of float32 of a row
 REGISTER_BYTES = ROWS * ROW_BYTES
+_NARROW_BYTES = 2 * LANES  # bytes of a vector of C that is rounded to bfloat16
 # Registers of A and of B follow those of the sums.
 _SUMS, _LEFT, _RIGHT = 0, 4, 6
 _REGISTERS = 8
@@ -454,10 +456,9 @@ class _MatrixTile(RegisterTile):
         e, t, b = self.e, self.t, self.e.b
         sums = self.stored_sums()
         flags = e.word(t, "flags")
-        narrow = self.mask is None
-        rounds = e.flag(flags, F_BFLOAT16_C) if narrow else None
         low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
         high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
+        rounds = e.flag(flags, F_BFLOAT16_C)
         start = e.variable(self.rest)
         residual, bias, c = (e.variable(e.word(t, name)) for name in ("residual", "row_bias", "c"))
         has_start, has_residual, has_bias = (
@@ -472,14 +473,7 @@ class _MatrixTile(RegisterTile):
             "c_vector",
         )
         w = {name: e.word(t, name) for name in names}
-        addends: list[tuple[Any, Any, str, Callable[..., Any]]] = []
-        addends.append((start, has_start, "start", e.load))
-        if narrow:
-            is_bfloat16 = e.flag(flags, F_BFLOAT16_RESIDUAL)
-            rounded = b.and_(has_residual, is_bfloat16)
-            addends.append((residual, rounded, "residual", self.load_bfloat16))
-            has_residual = b.and_(has_residual, b.not_(is_bfloat16))
-        addends.append((residual, has_residual, "residual", e.load))
+        is_narrow = e.flag(flags, F_BFLOAT16_RESIDUAL)
         with self.sum_rows(sums, rows) as own:
             values = [
                 e.variable(e.load(b.add(own, e.const(j * ROW_BYTES)))) for j in range(self.vectors)
@@ -489,29 +483,47 @@ class _MatrixTile(RegisterTile):
                 for value in values:
                     e.put(value, b.fadd(e.get(value), added))
                 e.step(bias, e.const(e.item))
-            for slot, present, name, load in addends:
+            if self.mask is None:
+                with e.when(b.and_(has_residual, is_narrow)):
+                    for j, value in enumerate(values):
+                        at = b.add(e.get(residual), e.const(j * _NARROW_BYTES))
+                        e.put(value, b.fadd(self.load_bfloat16(at), e.get(value)))
+                    e.step(residual, w["residual_row"])
+            for slot, present, name in (
+                (start, has_start, "start"),
+                (residual, b.and_(has_residual, b.not_(is_narrow)), "residual"),
+            ):
                 with e.when(present):
                     for j, value in enumerate(values):
                         at = b.add(e.get(slot), b.mul(w[f"{name}_vector"], e.const(j)))
-                        e.put(value, b.fadd(load(at, self.lane_mask(j)), e.get(value)))
+                        e.put(value, b.fadd(e.load(at, self.lane_mask(j)), e.get(value)))
                     e.step(slot, w[f"{name}_row"])
-            for j, value in enumerate(values):
-                # An ordered comparison is false for NaN, so that NaN passes both bounds.
-                v = e.get(value)
-                v = b.select(b.fcmp_ordered(">", low, v), low, v)
-                v = b.select(b.fcmp_ordered("<", high, v), high, v)
-                at = b.add(e.get(c), b.mul(w["c_vector"], e.const(j)))
-                if rounds is None:
-                    e.store(v, at, self.lane_mask(j))
-                    continue
-                with b.if_else(rounds) as (then, otherwise):
-                    with then:
-                        store_at(b, at, emit_bfloat16(b, v), 2)
+            results = [self.bounded(e.get(value), low, high) for value in values]
+            if self.mask is not None:
+                self.store_row(results, e.get(c), w["c_vector"])
+            else:
+                with b.if_else(rounds) as (rounded, otherwise):
+                    with rounded:
+                        for j, value in enumerate(results):
+                            at = b.add(e.get(c), e.const(j * _NARROW_BYTES))
+                            store_at(b, at, emit_bfloat16(b, value), 2)
                     with otherwise:
-                        e.store(v, at)
+                        self.store_row(results, e.get(c), w["c_vector"])
             e.step(c, w["c_row"])
 
-    def load_bfloat16(self, address: Any, _mask: None) -> Any:
+    def store_row(self, values: Sequence[Any], address: Any, step: Any) -> None:
+        """Store the vectors of a row of float32, ``step`` bytes apart."""
+        e, b = self.e, self.e.b
+        for j, value in enumerate(values):
+            e.store(value, b.add(address, b.mul(step, e.const(j))), self.lane_mask(j))
+
+    def bounded(self, value: Any, low: Any, high: Any) -> Any:
+        """Return a vector between bounds; NaN passes both, since comparisons with it are false."""
+        b = self.e.b
+        value = b.select(b.fcmp_ordered(">", low, value), low, value)
+        return b.select(b.fcmp_ordered("<", high, value), high, value)
+
+    def load_bfloat16(self, address: Any) -> Any:
         """Load a vector of bfloat16 as float32."""
         return bf16_to_f32(self.e.b, load_at(self.e.b, address, ir.VectorType(I16, LANES), 2))
 
