@@ -212,9 +212,7 @@ def _stores_bfloat16(job: Job) -> bool:
     channels = round_up(job.g.outputs, job.of.lanes)
     # Lanes beyond C must be zero, and the two vectors of a panel are a block of 32 channels.
     whole = channels % MATRIX_DEPTH == 0 and (job.act.keeps_zero or channels == job.g.outputs)
-    # Kernels of activations read and write float32.
-    stored = job.y.layout == "blocked" and whole and job.act.kernel == 0
-    return stored and is_read_as_bfloat16(job.low.node)
+    return job.y.layout == "blocked" and whole and is_read_as_bfloat16(job.low.node)
 
 
 def _banded(job: Job) -> None:

@@ -152,6 +152,9 @@ class MatrixConvArguments(KernelArguments):
         high: Upper bound of the results, if the flags ask for it.
         unit_rows: Rows of a unit.
         unit_panels: Panels of a unit.
+        scratch: Memory of the first worker for a tile of float32, to which the activation is
+            applied before y is rounded; 0: the tile is stored to y.
+        scratch_bytes: Bytes between the areas of workers.
     """
 
     x: Address
@@ -183,3 +186,5 @@ class MatrixConvArguments(KernelArguments):
     high: float
     unit_rows: int
     unit_panels: int
+    scratch: Address
+    scratch_bytes: int

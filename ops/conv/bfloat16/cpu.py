@@ -94,7 +94,9 @@ def emit_matrix_convolution(
     panels = -(-output_blocks // of.nv)
     unit_rows, unit_panels = _units(low.threads, of, g, source, panels)
     activation = act.arguments()
-    activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) else 0
+    # Kernels of activations read and write tiles of float32, which are rounded afterwards.
+    is_apart = _is_rounded(y) and act.kernel != 0
+    activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) and not is_apart else 0
     activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0
     y_block = _block_bytes(of, g, y)
     arguments = MatrixConvArguments(
@@ -118,6 +120,7 @@ def emit_matrix_convolution(
         **activation,
         unit_rows=unit_rows,
         unit_panels=unit_panels,
+        **low.worker_scratch(MATRIX_TILE[0] * of.width * of.item if is_apart else None),
     )
     units = g.images * g.groups * -(-source.rows // unit_rows) * -(-panels // unit_panels)
     written = g.images * g.groups * output_blocks * y_block

@@ -157,6 +157,8 @@ def convolve() -> Callable[..., None]:
     """Return the kernel of `MatrixConvArguments`, which multiplies lines and weights."""
     arguments = view_of(MatrixConvArguments)
     most, vectors_of_panel = MATRIX_TILE
+    load = vec("float32", LANES).load
+    scratch_row = vectors_of_panel * LANES * 4
 
     @register_jitable
     def set_loops(a: MatrixConvArguments, t: TileBlock) -> None:
@@ -175,6 +177,13 @@ def convolve() -> Callable[..., None]:
         t.middle_b = a.taps_width * t.inner_b
         t.outer_b = a.taps_height * t.middle_b
 
+    @register_jitable
+    def round_tile(scratch: int, y: int, pixels: int, vectors: int) -> None:
+        for pixel in range(pixels):
+            for j in range(vectors):
+                values = load(scratch + pixel * scratch_row + j * LANES * 4)
+                store_bfloat16(y + pixel * _PIXEL + j * LANES * 2, values)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t = _tile_block()
@@ -188,8 +197,9 @@ def convolve() -> Callable[..., None]:
         t.a_register = a.x_row if in_pairs else a.x_register
         t.register_rows = a.columns if in_pairs else 0
         t.b_vector = REGISTER_BYTES
-        t.c_row = _PIXEL
-        t.c_vector = a.y_block
+        scratch = a.scratch + worker * a.scratch_bytes
+        t.c_row = _PIXEL if scratch == 0 else scratch_row
+        t.c_vector = a.y_block if scratch == 0 else LANES * 4
         t.residual_row = _PIXEL
         t.residual_vector = a.residual_block
         t.start_vector = _PIXEL
@@ -224,12 +234,15 @@ def convolve() -> Callable[..., None]:
                         t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
                         pixel = (row * a.columns + column) * _PIXEL
                         block += image * a.output_blocks
-                        t.c = a.y + block * a.y_block + pixel
+                        y = a.y + block * a.y_block + pixel
+                        t.c = y if scratch == 0 else scratch
                         if a.residual != 0:
                             t.residual = a.residual + block * a.residual_block + pixel
                         call_kernel(a.tile, t, pixels, vectors, 0)
                         if a.activation != 0:
                             call_kernel(a.activation, t, pixels, vectors, 0)
+                        if scratch != 0:
+                            round_tile(scratch, y, pixels, vectors)
         release_tiles()
 
     return kernel

@@ -73,7 +73,8 @@ def networks(draw: st.DrawFn) -> tuple[sg.Graph, Array]:
     images, seed = draw(st.integers(1, 2)), draw(st.integers(0, 1 << 30))
     size = draw(st.integers(1, 19))
     net = Network(seed, images, draw(CHANNELS), size)
-    between = ["Relu", "Relu6", "Sigmoid", "Add", "Concat", "MaxPool", "AveragePool", "Neg"]
+    between = ["Relu", "Relu6", "Sigmoid", "HardSwish", "Add", "Concat", "MaxPool"]
+    between += ["AveragePool", "Neg"]
     for _ in range(draw(st.integers(1, 5))):
         kernel, stride = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([1, 1, 2]))
         net.convolve(draw(CHANNELS), kernel, stride, draw(st.integers(1, 3)))
@@ -105,11 +106,11 @@ def kernels_of(graph: sg.Graph, x: Array) -> list[str]:
     return [entry.kernel for entry in request.profile()]
 
 
-def bottlenecks(*between: str) -> tuple[sg.Graph, Array]:
+def bottlenecks(*between: str, act: str = "Relu") -> tuple[sg.Graph, Array]:
     """Return a stem of float32, two residual blocks behind ``between``, and an average."""
     net = Network(1, 1, 64, 12)
     net.convolve(64, 1, 1, 1)
-    net.add("Relu")
+    net.add(act)
     net.convolve(64, 1, 1, 1)
     for step in between:
         net.add(step)
@@ -121,14 +122,15 @@ def bottlenecks(*between: str) -> tuple[sg.Graph, Array]:
                 net.values[-2] = block
                 net.add("Add")
             else:
-                net.add("Relu")
+                net.add(act)
     graph = sg.Graph([net.x], [ops.GlobalAveragePool(net.values[-1][0])])
     return graph, net.rng.standard_normal((1, 64, 12, 12)).astype(np.float32)
 
 
+@pytest.mark.parametrize("act", ["Relu", "HardSwish"])
 @pytest.mark.parametrize("between", [(), ("MaxPool",), ("AveragePool",), ("Concat",)])
-def test_only_the_first_convolution_rounds_its_input(between: tuple[str, ...]) -> None:
-    graph, x = bottlenecks(*between)
+def test_only_the_first_convolution_rounds_its_input(between: tuple[str, ...], act: str) -> None:
+    graph, x = bottlenecks(*between, act=act)
     kernels = kernels_of(graph, x)
     assert sum("convolve" in kernel for kernel in kernels) == 8
     # The convolutions of three by three copy their lines, which are rounded already.
