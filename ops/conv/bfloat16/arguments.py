@@ -69,53 +69,6 @@ class LineArguments(KernelArguments):
     y_register: int
 
 
-class PatchArguments(KernelArguments):
-    """Arguments of `round_patches`; a work unit is a row of outputs of an image.
-
-    Attributes:
-        x: Images of float32, ``[N][C][H][W]``.
-        y: Registers of bfloat16: for each 16 outputs all steps, of 32 elements (channel, tap) each.
-        channels: Channels of an image.
-        height: Rows of an image.
-        width: Columns of an image.
-        rows: Rows of outputs of an image.
-        columns: Outputs of a row.
-        taps_height: Rows of taps.
-        taps_width: Taps of a row, at most 16.
-        tap_rows: Rows of the image from a row of taps to the next one.
-        row_step: Rows of the image from a row of outputs to the next one.
-        column_step: Columns of the image from an output to the next one.
-        pad_height: Rows of padding before the image.
-        pad_width: Columns of padding before the image.
-        steps: Steps of an output.
-        y_image: Bytes of y between images.
-        scratch: Memory of the first worker: ``scratch_columns`` elements for each channel and row
-            of taps, then the elements of the steps of 16 outputs.
-        scratch_bytes: Bytes between the areas of workers.
-        scratch_columns: Columns of an image with its padding, and a vector more.
-    """
-
-    x: Address
-    y: Address
-    channels: int
-    height: int
-    width: int
-    rows: int
-    columns: int
-    taps_height: int
-    taps_width: int
-    tap_rows: int
-    row_step: int
-    column_step: int
-    pad_height: int
-    pad_width: int
-    steps: int
-    y_image: int
-    scratch: Address
-    scratch_bytes: int
-    scratch_columns: int
-
-
 class MatrixConvArguments(KernelArguments):
     """Arguments of `convolve`; a work unit is a block of rows of a block of panels of a group.
 
@@ -188,3 +141,42 @@ class MatrixConvArguments(KernelArguments):
     unit_panels: int
     scratch: Address
     scratch_bytes: int
+
+
+class ImageConvArguments(MatrixConvArguments):
+    """Arguments of `convolve` over plain images of few channels; x is ``[N][C][H][W]`` of float32.
+
+    The outputs of a row read patches: for each 16 outputs all ``blocks`` registers, of 32 elements
+    (channel, tap) each.
+
+    Attributes:
+        channels: Channels of an image.
+        height: Rows of an image.
+        width: Columns of an image.
+        taps_of_column: Rows of taps.
+        taps_of_row: Taps of a row, at most 16.
+        tap_rows: Rows of the image from a row of taps to the next one.
+        row_step: Rows of the image from a row of outputs to the next one.
+        column_step: Columns of the image from an output to the next one.
+        pad_height: Rows of padding before the image.
+        pad_width: Columns of padding before the image.
+        patches: Memory of the first worker, in bfloat16: the patches of a row; for each of 16
+            outputs the elements of its blocks and of one block more; and for each channel and row
+            of taps ``line_columns`` elements.
+        patches_bytes: Bytes between the areas of workers.
+        line_columns: Columns of an image with its padding, and a vector more.
+    """
+
+    channels: int
+    height: int
+    width: int
+    taps_of_column: int
+    taps_of_row: int
+    tap_rows: int
+    row_step: int
+    column_step: int
+    pad_height: int
+    pad_width: int
+    patches: Address
+    patches_bytes: int
+    line_columns: int

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import attrs
 
+from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.codegen.tiling import (
     F_BFLOAT16_C,
     F_BFLOAT16_RESIDUAL,
@@ -21,7 +23,7 @@ from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, shared
 from subgraph.system.host import caches
 
-from .arguments import LineArguments, MatrixConvArguments, PatchArguments
+from .arguments import ImageConvArguments, LineArguments, MatrixConvArguments
 
 _ROWS = MATRIX_TILE[0]
 _LINE = MATRIX_ROW_BYTES  # bytes of a block's channels of a pixel
@@ -83,7 +85,7 @@ def emit_matrix_convolution(
         flops: Operations to report.
     """
     if plain:
-        source = _emit_patches(low, g, x)
+        source = _patches(g, x)
     elif _is_rounded(x) and g.taps == 1 and g.source == g.target and not any(g.pads):
         source = _whole_image(x, g)
     elif _gathers(of, g):
@@ -93,13 +95,15 @@ def emit_matrix_convolution(
     output_blocks = -(-g.outputs // of.lanes)
     panels = -(-output_blocks // of.nv)
     unit_rows, unit_panels = _units(low.threads, of, g, source, panels)
+    if plain:
+        unit_panels = panels  # a unit makes its patches once
     activation = act.arguments()
     # Kernels of activations read and write tiles of float32, which are rounded afterwards.
     is_apart = _is_rounded(y) and act.kernel != 0
     activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) and not is_apart else 0
     activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0
     y_block = _block_bytes(of, g, y)
-    arguments = MatrixConvArguments(
+    common: dict[str, Any] = dict(
         x=source.lines,
         weights=weight,
         y=y,
@@ -122,15 +126,21 @@ def emit_matrix_convolution(
         unit_panels=unit_panels,
         **low.worker_scratch(MATRIX_TILE[0] * of.width * of.item if is_apart else None),
     )
+    arguments: KernelArguments
+    if plain:
+        arguments = ImageConvArguments(**common, **_image(low, g, source.blocks))
+    else:
+        arguments = MatrixConvArguments(**common)
     units = g.images * g.groups * -(-source.rows // unit_rows) * -(-panels // unit_panels)
+    read = x.nbytes if isinstance(x, Operand) else g.images * g.groups * source.strides["x_group"]
     written = g.images * g.groups * output_blocks * y_block
     low.emit(
-        Kernel("subgraph.ops.conv.bfloat16.kernels", "convolve"),
+        Kernel("subgraph.ops.conv.bfloat16.kernels", "convolve", image=plain),
         arguments,
         units,
         grain=grain(units, flops),
         flops=flops,
-        bytes=g.images * g.groups * source.strides["x_group"] + written,
+        bytes=read + written,
     )
 
 
@@ -164,45 +174,43 @@ def _gathers(of: Tiles, g: Geometry) -> bool:
     return saved > copied * _COPY_CYCLES
 
 
-def _emit_patches(low: Lowering, g: Geometry, x: Argument) -> _Input:
-    """Emit the step that rounds the windows of a plain image of few channels."""
-    elements = g.inputs * g.taps
-    steps = -(-elements // MATRIX_DEPTH)
-    y_image = -(-g.pixels // MATRIX_ROWS) * steps * _REGISTER
-    target = low.scratch(g.images * y_image)
+def _patches(g: Geometry, x: Argument) -> _Input:
+    """Return the patches that each row of outputs makes of a plain image of few channels."""
+    steps = -(-g.inputs * g.taps // MATRIX_DEPTH)
+    strides = {
+        "x_group": 0,
+        "x_block": _REGISTER,
+        "x_tap_row": 0,
+        "x_tap": 0,
+        "x_row": 0,
+        "x_column": _LINE,
+        "x_register": steps * _REGISTER,
+    }
+    return _Input(x, steps, (1, 1), g.target[1], g.target[2], strides)
+
+
+def _image(low: Lowering, g: Geometry, steps: int) -> dict[str, Any]:
+    """Return the fields that `ImageConvArguments` has beside those of `MatrixConvArguments`."""
     # Windows are read in whole vectors.
     columns = g.reach(2, g.target[2]) + MATRIX_ROWS
-    windows = MATRIX_ROWS * steps * MATRIX_DEPTH
-    scratch = (g.inputs * g.kernel[1] * columns + windows) * 4
-    arguments = PatchArguments(
-        x=x,
-        y=target,
-        channels=g.inputs,
-        height=g.source[1],
-        width=g.source[2],
-        rows=g.target[1],
-        columns=g.target[2],
-        taps_height=g.kernel[1],
-        taps_width=g.kernel[2],
-        tap_rows=g.dilations[1],
-        row_step=g.strides[1],
-        column_step=g.strides[2],
-        pad_height=g.pads[1],
-        pad_width=g.pads[2],
-        steps=steps,
-        y_image=y_image,
-        **low.worker_scratch(scratch + _LINE),
-        scratch_columns=columns,
-    )
-    units = g.images * g.target[1]
-    low.emit(
-        Kernel("subgraph.ops.conv.bfloat16.kernels", "round_patches"),
-        arguments,
-        units,
-        grain=grain(units, g.images * g.pixels * elements),
-        bytes=g.images * y_image,
-    )
-    return _registers(target, g, 1, steps)
+    size = -(-g.target[2] // MATRIX_ROWS) * steps * _REGISTER
+    size += MATRIX_ROWS * (steps + 1) * _LINE + g.inputs * g.kernel[1] * columns * 2 + _LINE
+    patches = low.scratch(size, per_worker=True)
+    return {
+        "channels": g.inputs,
+        "height": g.source[1],
+        "width": g.source[2],
+        "taps_of_column": g.kernel[1],
+        "taps_of_row": g.kernel[2],
+        "tap_rows": g.dilations[1],
+        "row_step": g.strides[1],
+        "column_step": g.strides[2],
+        "pad_height": g.pads[1],
+        "pad_width": g.pads[2],
+        "patches": patches,
+        "patches_bytes": patches.nbytes,
+        "line_columns": columns,
+    }
 
 
 def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> _Input:

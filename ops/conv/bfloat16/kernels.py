@@ -17,9 +17,9 @@ from subgraph.engine.codegen.matrix_tile import (
     store_bfloat16,
 )
 from subgraph.engine.codegen.simd import call_kernel, vec
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE, TileBlock
+from subgraph.engine.codegen.tiling import MATRIX_TILE, TileBlock
 
-from .arguments import LineArguments, MatrixConvArguments, PatchArguments
+from .arguments import ImageConvArguments, LineArguments, MatrixConvArguments
 
 _tile_block = stack_block(TileBlock)
 _PIXEL = ROW_BYTES  # bytes of a pixel: of 16 channels of float32, or 32 of bfloat16
@@ -92,70 +92,79 @@ def lines(*, rounded: bool) -> Callable[..., None]:
     return kernel
 
 
-def round_patches() -> Callable[..., None]:
-    """Return the kernel of `PatchArguments`, which rounds the windows of a plain image."""
-    arguments = view_of(PatchArguments)
-    v = vec("float32", LANES)
-    load, load_n, store, store_n, zero = v.load, v.load_n, v.store, v.store_n, v.zero
-    line = MATRIX_DEPTH * 4  # bytes of a step's elements of float32
+def _patch_maker() -> Callable[..., None]:
+    """Return the function that rounds the windows of a row of outputs to registers.
+
+    Its arguments are an `ImageConvArguments`, numbers of image and row, and the worker's scratch.
+    """
+    v, window = vec("float32", LANES), vec("int16", LANES)
+    load_n, load_line, store_line = v.load_n, v.load, v.store
+    load, store, zero = window.load, window.store, window.zero
 
     @register_jitable
-    def fill(to: int, first: int, last: int) -> None:
+    def clear(to: int, count: int) -> None:
         """Clear elements; the vector of the last ones may reach beyond."""
-        for i in range(first, last, LANES):
-            store(to + i * 4, zero())
+        for i in range(0, count, LANES):
+            store(to + i * 2, zero())
 
     @register_jitable
-    def load_rows(a: PatchArguments, image: int, row: int, to: int) -> None:
-        """Copy the rows that a row of outputs reads, with their padding, for each channel."""
-        width, columns = a.width, a.scratch_columns
-        for run in range(a.channels * a.taps_height):
-            channel, tap = run // a.taps_height, run % a.taps_height
+    def load_rows(a: ImageConvArguments, image: int, row: int, to: int) -> None:
+        """Round the rows that a row of outputs reads, with their padding, for each channel."""
+        width, columns = a.width, a.line_columns
+        for run in range(a.channels * a.taps_of_column):
+            channel, tap = run // a.taps_of_column, run % a.taps_of_column
             h = row * a.row_step - a.pad_height + tap * a.tap_rows
-            fill(to, 0, columns)
+            clear(to, columns)
             if h >= 0 and h < a.height:
                 source = a.x + ((image * a.channels + channel) * a.height + h) * width * 4
                 # Columns in front of the image or behind the last window are left out.
                 first = max(0, -a.pad_width)
                 last = min(width, columns - LANES - a.pad_width)
                 for i in range(first, last, LANES):
-                    store_n(to + (a.pad_width + i) * 4, last - i, load_n(source + i * 4, last - i))
-            to += columns * 4
+                    values = load_n(source + i * 4, last - i)
+                    store_bfloat16(to + (a.pad_width + i) * 2, values)
+            to += columns * 2
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        lines = a.scratch + worker * a.scratch_bytes
-        runs, taps, steps = a.channels * a.taps_height, a.taps_width, a.steps
-        patch = lines + runs * a.scratch_columns * 4
-        size = steps * line
-        fill(patch, 0, ROWS * steps * MATRIX_DEPTH)
-        for unit in range(begin, end):
-            image, row = unit // a.rows, unit % a.rows
-            load_rows(a, image, row, lines)
-            y = a.y + image * a.y_image
-            # Windows are read back in whole vectors, which must wait for the stores of their parts:
-            # some are written before the first one is read.
-            for first in range(0, a.columns, ROWS):
-                count = min(ROWS, a.columns - first)
-                for window in range(count):
-                    source = lines + (first + window) * a.column_step * 4
-                    for run in range(runs):
-                        values = load_n(source + run * a.scratch_columns * 4, taps)
-                        store_n(patch + window * size + run * taps * 4, taps, values)
-                for window in range(count):
-                    pixel = row * a.columns + first + window
-                    to = y + pixel // ROWS * steps * REGISTER_BYTES + pixel % ROWS * ROW_BYTES
-                    for at in range(patch + window * size, patch + (window + 1) * size, line):
-                        store_bfloat16(to, load(at))
-                        store_bfloat16(to + ROW_BYTES // 2, load(at + LANES * 4))
-                        to += REGISTER_BYTES
+    @register_jitable
+    def make_patches(a: ImageConvArguments, image: int, row: int, target: int) -> None:
+        runs, taps, steps = a.channels * a.taps_of_column, a.taps_of_row, a.blocks
+        patches = target + a.x_register * ((a.columns + ROWS - 1) // ROWS)
+        size = (steps + 1) * ROW_BYTES
+        lines = patches + ROWS * size
+        load_rows(a, image, row, lines)
+        # Windows are read back in whole lines, which must wait for the stores of their parts: some
+        # are written before the first one is read.
+        clear(patches, ROWS * size // 2)
+        for first in range(0, a.columns, ROWS):
+            count = min(ROWS, a.columns - first)
+            for i in range(count):
+                source = lines + (first + i) * a.column_step * 2
+                # A vector holds a run of taps, and elements that the next one overwrites.
+                to = patches + i * size
+                for _ in range(runs):
+                    store(to, load(source))
+                    source += a.line_columns * 2
+                    to += taps * 2
+                store(to, zero())
+            for i in range(count):
+                source, to = patches + i * size, target + i * ROW_BYTES
+                for step in range(steps):
+                    store_line(to + step * REGISTER_BYTES, load_line(source + step * ROW_BYTES))
+            target += a.x_register
 
-    return kernel
+    return make_patches
 
 
-def convolve() -> Callable[..., None]:
-    """Return the kernel of `MatrixConvArguments`, which multiplies lines and weights."""
-    arguments = view_of(MatrixConvArguments)
+def convolve(*, image: bool) -> Callable[..., None]:
+    """Return the kernel of `MatrixConvArguments`, which multiplies lines and weights.
+
+    Args:
+        image: Its arguments are `ImageConvArguments`: x is a plain image of few channels, and the
+            lines of a row of outputs are made just before it, so that they stay in the cache.
+    """
+    # The fields of ImageConvArguments begin with those of MatrixConvArguments.
+    arguments, image_arguments = view_of(MatrixConvArguments), view_of(ImageConvArguments)
+    make_patches = _patch_maker()
     most, vectors_of_panel = MATRIX_TILE
     load = vec("float32", LANES).load
     scratch_row = vectors_of_panel * LANES * 4
@@ -193,6 +202,7 @@ def convolve() -> Callable[..., None]:
         # Two short rows of an image are a tile: with a register of each, no product waits for the
         # previous one of the same sums.
         in_pairs = a.columns <= ROWS and 2 * a.columns > ROWS and a.rows * a.columns == a.outputs
+        in_pairs = in_pairs and not image
         height = 2 if in_pairs else 1
         t.a_register = a.x_row if in_pairs else a.x_register
         t.register_rows = a.columns if in_pairs else 0
@@ -215,10 +225,14 @@ def convolve() -> Callable[..., None]:
             first_row = unit % row_units * a.unit_rows
             last_row = min(first_row + a.unit_rows, a.rows)
             first_panel = unit // row_units % panel_units * a.unit_panels
-            image = unit // (row_units * panel_units)
+            number = unit // (row_units * panel_units)
             last_panel = min(first_panel + a.unit_panels, panels)
             for row in range(first_row, last_row, height):
-                x = a.x + image * a.x_group + row * a.x_row
+                x = a.x + number * a.x_group + row * a.x_row
+                if image:
+                    of_image = image_arguments(args)
+                    x = of_image.patches + worker * of_image.patches_bytes
+                    make_patches(of_image, number, row, x)
                 columns = min(height, last_row - row) * a.columns
                 columns = min(columns, a.outputs - row * a.columns)
                 for column in range(0, columns, most):
@@ -229,11 +243,11 @@ def convolve() -> Callable[..., None]:
                         block = panel * vectors_of_panel
                         vectors = min(vectors_of_panel, a.output_blocks - block)
                         set_panel(a, t, vectors)
-                        channels = image % a.groups * a.output_blocks + block
+                        channels = number % a.groups * a.output_blocks + block
                         t.b = a.weights + channels * weights_of_block
                         t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
                         pixel = (row * a.columns + column) * _PIXEL
-                        block += image * a.output_blocks
+                        block += number * a.output_blocks
                         y = a.y + block * a.y_block + pixel
                         t.c = y if scratch == 0 else scratch
                         if a.residual != 0:
