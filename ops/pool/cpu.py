@@ -67,10 +67,11 @@ def window(node: Node, low: Lowering) -> None:
         emit_global_pool(low, x, y, kind)
         return
     plain = x.layout == "plain" and not _uses_blocks(x, of, g)
-    lanes, images = 1 if plain else x.lanes if stored else of.lanes, x.shape[0]
+    block, item = (x.lanes, x.itemsize) if stored else (of.lanes, of.item)
+    lanes, images = 1 if plain else block, x.shape[0]
     blocks = -(-x.shape[1] // lanes)
     source, target = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
-    pixel = lanes * (x.itemsize if stored else of.item)
+    pixel = lanes * item
     rows = g.target[1]
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
     while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
