@@ -404,20 +404,12 @@ class Core:
             UnsupportedOpError: neither the device nor its fallback devices run an operator.
         """
         with paused_gc():
-            return self._compile_model(model, device_name, config, preprocess)
-
-    def _compile_model(
-        self,
-        model: Model,
-        device_name: str,
-        config: Config | None,
-        preprocess: Mapping[str, Any] | None,
-    ) -> CompiledModel:
-        device, extra = self.split(device_name)
-        full = _joined(config, extra)
-        # The limits of the options hold for reading and preparing the model too.
-        with _limits_of(device, full):
-            return self._compile_within(read_model(model), device, device_name, full, preprocess)
+            device, extra = self.split(device_name)
+            full = _joined(config, extra)
+            # The limits of the options hold for reading and preparing the model too.
+            with _limits_of(device, full):
+                graph = read_model(model)
+                return self._compile_within(graph, device, device_name, full, preprocess)
 
     def _compile_within(
         self,

@@ -73,14 +73,7 @@ _FOREIGN = (
 
 def region_nodes(graph: Graph) -> Iterator[Node]:
     """Yield the subgraph nodes of a graph and its bodies."""
-    work = [graph]
-    while work:
-        current = work.pop()
-        for node in current.nodes:
-            if node.subgraph is not None:
-                yield node
-            elif node.attrs:
-                work.extend(node.bodies)
+    return (node for level in graph.levels() for node in level.nodes if node.subgraph is not None)
 
 
 def export_model(model: CompiledModel, target: Source, content: str = "") -> None:
