@@ -316,9 +316,7 @@ def _write_external(
     model: onnx.ModelProto, weights: list[tuple[str, Array]], files: AtomicFiles, target: Path
 ) -> list[tuple[str, Array]]:
     """Write large weights to the data file; return those that stay in the model."""
-    import onnx
-
-    from subgraph.graph.types import ONNX_DTYPE, dtype_of
+    from subgraph.onnx_format.writer import add_external
 
     data_path = target.with_name(target.name + ".data")
     data = files.open(data_path)
@@ -330,15 +328,8 @@ def _write_external(
             continue
         align = _ALIGN_LARGE if len(raw) >= _LARGE_BYTES else _ALIGN
         data.write(bytes(-data.tell() % align))
-        tensor = model.graph.initializer.add(
-            name=name,
-            data_type=ONNX_DTYPE[dtype_of(array)],
-            dims=array.shape,
-            data_location=onnx.TensorProto.EXTERNAL,
-        )
         place = {"location": data_path.name, "offset": data.tell(), "length": len(raw)}
-        for key, value in place.items():
-            tensor.external_data.add(key=key, value=str(value))
+        add_external(model, name, array, **place)
         data.write(raw)
     return left
 
