@@ -112,15 +112,11 @@ class OpenclDevice(Device):
         return op
 
     def _runtime(self, options: DeviceOptions) -> Runtime:
-        return runtime(int(options.DEVICE_ID or self.get_id() or 0))
+        return runtime(int(options.DEVICE_ID or 0))
 
     def optimal_requests(self, options: DeviceOptions) -> int:
         """Return 2: the inputs of one request are uploaded while another is computed."""
         return 2
-
-    def get_id(self) -> str:
-        """Return the id in the device's name."""
-        return self.name.partition(".")[2]
 
     def _plan_options(self, options: OpenclOptions) -> PlanOptions:
         found = self._runtime(options)
