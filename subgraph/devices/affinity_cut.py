@@ -50,16 +50,6 @@ class NodeSelector(SubgraphSelector):
         return self._select(output_node)
 
 
-class AffinitySelector(NodeSelector):
-    """Selects the nodes of one device that are no subgraph nodes yet."""
-
-    def __init__(self, device: str) -> None:
-        """Select for ``device``."""
-        super().__init__(
-            lambda node: node.subgraph is None and (node.metadata or {}).get(AFFINITY) == device
-        )
-
-
 class AffinityProperty(SubgraphProperty):
     """Replaces the regions of one device by subgraph nodes that the device will compile.
 
@@ -74,8 +64,12 @@ class AffinityProperty(SubgraphProperty):
         self.name = self._device = device
 
     def create_subgraph_selector(self) -> SubgraphSelector:
-        """Return a selector of the device's nodes."""
-        return AffinitySelector(self._device)
+        """Return a selector of the device's nodes that are no subgraph nodes yet."""
+        return NodeSelector(
+            lambda node: (
+                node.subgraph is None and (node.metadata or {}).get(AFFINITY) == self._device
+            )
+        )
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node:
         """Return a subgraph node with a `CutOp`."""

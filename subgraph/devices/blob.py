@@ -26,16 +26,14 @@ import io
 import json
 import mmap
 import os
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from subgraph.errors import BlobError, FileError, file_error
 from subgraph.system.signing import SIGNATURE_BYTES, is_own, signature
-from subgraph.system.trusted_files import distrust, open_regular
+from subgraph.system.trusted_files import AtomicFiles, distrust, open_regular
 from subgraph.weights.parallel import parallel_map
 
 MAGIC = b"\x89SUBGRPH"
@@ -209,18 +207,10 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> N
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file() and not target.is_dir():
         raise OSError(errno.EINVAL, "it is no regular file; open it and give the stream")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            for piece in pieces:
-                stream.write(piece)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with AtomicFiles() as files:
+        stream = files.open(target)
+        for piece in pieces:
+            stream.write(piece)
 
 
 class BlobReader:
@@ -333,8 +323,9 @@ def read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
     Raises:
         BlobError: the file is damaged or no exported model.
     """
+    name = _name(source)
     if isinstance(source, (str, os.PathLike)):
-        return _read_header(source)
+        return _parsed(_checked_head(_opened(source, name), name)[1], name)
     if not hasattr(source, "seekable"):
         raise _no_source(source)
     try:
@@ -344,7 +335,8 @@ def read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
     if position is None:
         raise BlobError("say the device to import for: the stream cannot be read twice")
     try:
-        return _read_header(source)
+        head = _from_stream(source, name, whole=False)
+        return _parsed(_checked_header(head, name)[1], name)
     finally:
         source.seek(position)
 
@@ -398,15 +390,6 @@ def _opened(source: str | os.PathLike[str] | IO[bytes], name: str) -> bytes | mm
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise file_error("read", source, error) from error
-
-
-def _read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
-    name = _name(source)
-    if isinstance(source, (str, os.PathLike)):
-        text = _checked_head(_opened(source, name), name)[1]
-    else:
-        text = _checked_header(_from_stream(source, name, whole=False), name)[1]
-    return _parsed(text, name)
 
 
 def _sizes(head: bytes, name: str) -> tuple[int, int]:

@@ -31,7 +31,7 @@ class CompilesWithFallback(Protocol):
         graph: Graph,
         devices: Sequence[Device],
         config: Config,
-        supported: Mapping[str, str],
+        supported: QueryResult,
     ) -> CompiledModel:
         """Compile a graph for several devices.
 
@@ -39,7 +39,7 @@ class CompilesWithFallback(Protocol):
             graph: The graph to compile.
             devices: The devices in order of priority; a node goes to the first that supports it.
             config: Options of the first device.
-            supported: Result of ``query_model`` of the first device.
+            supported: Result of `query_on` for the first device.
 
         Raises:
             UnsupportedOpError: no device supports some node.
@@ -73,11 +73,11 @@ def _texts(found: Any) -> list[str]:
     return [str(each) for each in cast("Iterable[Any]", found)] if listed else []
 
 
-def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> None:
+def require_support(supported: QueryResult, graph: Graph, device: str) -> None:
     """Check that a query covers every node of a graph.
 
     Args:
-        supported: Result of ``query_model``; its ``reasons`` are shown, if it has them.
+        supported: Result of `query_on`, whose ``reasons`` are shown.
         graph: The graph that was queried.
         device: Name of the device, for the message.
 
@@ -87,9 +87,8 @@ def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> 
     missing = [node for node in graph.nodes if node.name not in supported]
     if not missing:
         return
-    reasons = getattr(supported, "reasons", {})
     lines = [
-        f"  {n.name!r} ({n.op_type}): {reasons.get(n.name, 'not in its query result')}"
+        f"  {n.name!r} ({n.op_type}): {supported.reasons.get(n.name, 'not in its query result')}"
         for n in missing[:8]
     ]
     more = f"\n  and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -114,8 +113,7 @@ def compile_checked(device: Device, graph: Graph, config: Config | None) -> Comp
     """
     found = query_on(device, graph, config)
     require_support(found, graph, device.name)
-    result = found if isinstance(found, QueryResult) else None
-    return device.compile_supported(graph, config, result)
+    return device.compile_supported(graph, config, found)
 
 
 def compile_queried(
@@ -155,7 +153,7 @@ def _named(device: Device, method: str, argument: object) -> Generator[None]:
         raise kind(f"device {device.name}: {method} {raised}") from error
 
 
-def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
+def query_on(device: Device, graph: Graph, config: Config | None) -> QueryResult:
     """Return the checked result of a device's ``query_model``.
 
     A Constant node that the device refuses counts as supported if it feeds a supported node: the
@@ -167,7 +165,7 @@ def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, s
         config: Options of the device; None for its defaults.
 
     Returns:
-        ``{node name: device name}``; a `QueryResult` where reasons or lifted constants are known.
+        ``{node name: device name}``, with reasons and lifted constants where these are known.
 
     Raises:
         DeviceError: ``query_model`` raised, returned no dict, or names an unknown node or device.
@@ -178,8 +176,8 @@ def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, s
 
 
 def _with_constants(
-    device: Device, graph: Graph, config: Config | None, found: dict[str, str]
-) -> dict[str, str]:
+    device: Device, graph: Graph, config: Config | None, found: QueryResult
+) -> QueryResult:
     """Add refused constants that feed supported nodes to a query result, as weights.
 
     The device is queried a second time, for the graph with Parameters in place of these constants,
@@ -199,12 +197,11 @@ def _with_constants(
     if not names or any(node.name in found and node.name not in again for node in lifted.nodes):
         return found
     names &= _constants_feeding(graph, {**found, **again})
-    reasons = {**getattr(found, "reasons", {}), **getattr(again, "reasons", {})}
+    reasons = {**found.reasons, **again.reasons}
     supported = {n.name: device.name for n in graph.nodes if n.name in again or n.name in found}
     supported.update(dict.fromkeys(names, device.name))
     refusals = {name: text for name, text in reasons.items() if name not in supported}
-    prepared = getattr(again, "prepared", None)
-    return QueryResult(supported, refusals, prepared, names, lifted)
+    return QueryResult(supported, refusals, again.prepared, names, lifted)
 
 
 def _constants_feeding(graph: Graph, found: Mapping[str, str]) -> set[str]:
@@ -221,7 +218,7 @@ def _constants_feeding(graph: Graph, found: Mapping[str, str]) -> set[str]:
     return names
 
 
-def _answer_of(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
+def _answer_of(device: Device, graph: Graph, config: Config | None) -> QueryResult:
     """Call ``query_model`` of a device and return its checked result."""
     with _named(device, "query_model", graph):
         found: Any = device.query_model(graph, config)
@@ -233,10 +230,10 @@ def _answer_of(device: Device, graph: Graph, config: Config | None) -> dict[str,
     # The result of the base class needs no check.
     if type(device).query_model is not Device.query_model:
         return _checked_query(device, graph, cast("Mapping[Any, Any]", found))
-    return cast("dict[str, str]", found)
+    return cast("QueryResult", found)
 
 
-def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> dict[str, str]:
+def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> QueryResult:
     """Return the result of an overridden ``query_model``, reduced to names of the graph's nodes.
 
     Names of inputs, outputs, weights and nodes in bodies are dropped: these follow their users. The
@@ -265,7 +262,7 @@ def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> di
         names[name] = device.name if home in own else home
     if isinstance(found, QueryResult):
         return QueryResult(names, found.reasons, found.prepared, refused=found.refused)
-    return names
+    return QueryResult(names, {})
 
 
 def _other_names(graph: Graph) -> set[str]:
@@ -343,7 +340,7 @@ def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledM
     # `Device.compile_model` queries the graph and lifts its constants itself.
     own = type(device).compile_model is not Device.compile_model and not device.is_virtual
     if own and any(node.op_type == "Constant" for node in graph.nodes):
-        graph = getattr(query_on(device, graph, config), "lifted", None) or graph
+        graph = query_on(device, graph, config).lifted or graph
     return _compiled(device, graph, config)
 
 

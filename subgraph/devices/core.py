@@ -376,11 +376,11 @@ class Core:
             read = read_model(model)
             graph = without_defaults(prepared_graph(read, _option_reader(device, full), preprocess))
             found = query_on(device, graph, full or None)
-        reasons = dict(getattr(found, "reasons", {}))
+        reasons = dict(found.reasons)
         for node in graph.nodes:
             if node.name not in found:
                 reasons.setdefault(node.name, f"{device.name} does not list it as supported")
-        return QueryResult(found, reasons, refused=getattr(found, "refused", None))
+        return QueryResult(found, reasons, refused=found.refused)
 
     def compile_model(
         self,
@@ -404,20 +404,12 @@ class Core:
             UnsupportedOpError: neither the device nor its fallback devices run an operator.
         """
         with paused_gc():
-            return self._compile_model(model, device_name, config, preprocess)
-
-    def _compile_model(
-        self,
-        model: Model,
-        device_name: str,
-        config: Config | None,
-        preprocess: Mapping[str, Any] | None,
-    ) -> CompiledModel:
-        device, extra = self.split(device_name)
-        full = _joined(config, extra)
-        # The limits of the options hold for reading and preparing the model too.
-        with _limits_of(device, full):
-            return self._compile_within(read_model(model), device, device_name, full, preprocess)
+            device, extra = self.split(device_name)
+            full = _joined(config, extra)
+            # The limits of the options hold for reading and preparing the model too.
+            with _limits_of(device, full):
+                graph = read_model(model)
+                return self._compile_within(graph, device, device_name, full, preprocess)
 
     def _compile_within(
         self,
@@ -449,8 +441,7 @@ class Core:
             return compile_on(device, graph, config or None)
         supported = query_on(device, graph, config or None)
         if all(node.name in supported for node in graph.nodes):
-            result = supported if isinstance(supported, QueryResult) else None
-            return compile_queried(device, graph, config or None, result)
+            return compile_queried(device, graph, config or None, supported)
         hetero = self.device("HETERO")
         assert isinstance(hetero, CompilesWithFallback), "the built-in HETERO has the name"
         priorities = [device, *(self.device(name) for name in device.fallback)]

@@ -73,14 +73,7 @@ _FOREIGN = (
 
 def region_nodes(graph: Graph) -> Iterator[Node]:
     """Yield the subgraph nodes of a graph and its bodies."""
-    work = [graph]
-    while work:
-        current = work.pop()
-        for node in current.nodes:
-            if node.subgraph is not None:
-                yield node
-            elif node.attrs:
-                work.extend(node.bodies)
+    return (node for level in graph.levels() for node in level.nodes if node.subgraph is not None)
 
 
 def export_model(model: CompiledModel, target: Source, content: str = "") -> None:
@@ -240,7 +233,7 @@ def _add_graph(
     Returns:
         The parameters' names in the file, the place of the graph, and the places of the weights.
     """
-    from subgraph.onnx_format.writer import GraphWriter
+    from subgraph.onnx_format.writer import GraphWriter, add_external
     from subgraph.operators.protobuf import tensor_to_proto
 
     converted = GraphWriter(graph)
@@ -252,22 +245,8 @@ def _add_graph(
             continue
         if with_weights:
             weights[name] = writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        _add_placeholder(proto, name, array)
+        add_external(proto, name, array, location="weights")
     return converted.names, writer.add(proto.SerializeToString()), weights
-
-
-def _add_placeholder(proto: onnx.ModelProto, name: str, array: Array) -> None:
-    import onnx
-
-    from subgraph.graph.types import ONNX_DTYPE
-
-    tensor = proto.graph.initializer.add(
-        name=name,
-        data_type=ONNX_DTYPE[dtype_of(array)],
-        dims=array.shape,
-        data_location=onnx.TensorProto.EXTERNAL,
-    )
-    tensor.external_data.add(key="location", value="weights")
 
 
 def _add_packed(

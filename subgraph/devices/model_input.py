@@ -9,6 +9,7 @@ from typing import Any
 
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
+from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType, numpy_dtype
 
 Model = Graph | str | PathLike[str] | bytes | Any
@@ -82,6 +83,28 @@ def without_defaults(graph: Graph) -> Graph:
     copy = graph.clone()
     copy.inputs = tuple(value for value in copy.inputs if value.parameter is None)
     return copy
+
+
+def region_form(graph: Graph, guards: dict[Parameter, int]) -> Graph:
+    """Return a copy of a region's graph of nodes that lowerings know, before it is fused.
+
+    Args:
+        graph: The graph.
+        guards: Gets the parameters whose values the form depends on, with their versions.
+    """
+    from subgraph.operators.schema import contributed
+    from subgraph.partition.regions import without_default_regions
+    from subgraph.runtime.control_flow import is_nested
+    from subgraph.transform.pass_manager import apply_pass
+
+    graph = without_default_regions(graph.clone())
+    # Nodes refer to weights as parameters; the inputs that remain change in every run.
+    graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    if is_nested(graph):
+        graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
+    if any(contributed(node.op_type, node.domain) for node in graph.nodes):
+        graph = apply_pass(graph, "ExpandFunctions")
+    return graph
 
 
 def static_form(type_: ValueType | None) -> tuple[tuple[int, ...], Any] | None:

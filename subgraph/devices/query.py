@@ -62,21 +62,14 @@ class QueryResult(dict[str, str]):
 
 def origins(node: Node) -> Iterator[str]:
     """Yield the names of the original nodes that a node of a transformed graph stands for."""
-    if node.subgraph is None:
-        yield from _noted_origins(node)
-        return
-    work = list(node.subgraph.nodes)
+    work = [node]
     while work:
-        inner = work.pop()
-        if inner.subgraph is None:
-            yield from _noted_origins(inner)
+        each = work.pop()
+        if each.subgraph is None:
+            origin = (each.metadata or {}).get("origin")
+            yield from origin.split("\n") if origin else [each.name]
         else:
-            work.extend(inner.subgraph.nodes)
-
-
-def _noted_origins(node: Node) -> list[str]:
-    origin = (node.metadata or {}).get("origin")
-    return origin.split("\n") if origin else [node.name]
+            work.extend(each.subgraph.nodes)
 
 
 def own_op_reason(node: Node) -> str:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from subgraph.dtypes import NOT_RAW
 from subgraph.errors import (
@@ -26,6 +25,7 @@ from subgraph.errors import (
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.system.gc_control import paused_gc
+from subgraph.system.trusted_files import AtomicFiles
 
 if TYPE_CHECKING:
     import onnx
@@ -271,7 +271,7 @@ def save(
             f"graph {graph.name!r} has {total} bytes; an ONNX file holds 2 GB: use external_data"
         )
     try:
-        with _Files() as files:
+        with AtomicFiles() as files:
             if external_data:
                 weights = _write_external(model, weights, files, target)
             _write_model(model, weights, files.open(target))
@@ -313,12 +313,10 @@ def _convert(graph: Graph, inline: bool) -> tuple[onnx.ModelProto, list[tuple[st
 
 
 def _write_external(
-    model: onnx.ModelProto, weights: list[tuple[str, Array]], files: _Files, target: Path
+    model: onnx.ModelProto, weights: list[tuple[str, Array]], files: AtomicFiles, target: Path
 ) -> list[tuple[str, Array]]:
     """Write large weights to the data file; return those that stay in the model."""
-    import onnx
-
-    from subgraph.graph.types import ONNX_DTYPE, dtype_of
+    from subgraph.onnx_format.writer import add_external
 
     data_path = target.with_name(target.name + ".data")
     data = files.open(data_path)
@@ -330,15 +328,8 @@ def _write_external(
             continue
         align = _ALIGN_LARGE if len(raw) >= _LARGE_BYTES else _ALIGN
         data.write(bytes(-data.tell() % align))
-        tensor = model.graph.initializer.add(
-            name=name,
-            data_type=ONNX_DTYPE[dtype_of(array)],
-            dims=array.shape,
-            data_location=onnx.TensorProto.EXTERNAL,
-        )
         place = {"location": data_path.name, "offset": data.tell(), "length": len(raw)}
-        for key, value in place.items():
-            tensor.external_data.add(key=key, value=str(value))
+        add_external(model, name, array, **place)
         data.write(raw)
     return left
 
@@ -385,40 +376,3 @@ def _raw(array: Array) -> memoryview | None:
         return None
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return memoryview(flat)
-
-
-class _Files:
-    """Files that are renamed to their targets when all are written, and removed on an error."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[IO[bytes], Path, Path]] = []
-
-    def open(self, target: Path) -> IO[bytes]:
-        """Return a new temporary file that is renamed to ``target`` at the end."""
-        hidden = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
-        file = hidden.open("xb")
-        self._open.append((file, hidden, target))
-        return file
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        try:
-            if error is None:
-                for file, _, _ in self._open:
-                    file.flush()
-                    # Without this a crash of the machine soon after the rename could leave an empty
-                    # file under the target's name, with the old model gone.
-                    os.fsync(file.fileno())
-                    file.close()
-                for _, hidden, target in self._open:
-                    # All files are complete before the first is renamed, so that an error while
-                    # writing leaves the old model with its old data file.
-                    os.replace(hidden, target)
-        finally:
-            for file, hidden, _ in self._open:
-                with suppress(OSError):  # such as a full disk, which was already reported
-                    file.close()
-                with suppress(OSError):
-                    hidden.unlink(missing_ok=True)

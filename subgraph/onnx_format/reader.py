@@ -128,28 +128,22 @@ class GraphReader:
     def _check_calls(self) -> None:
         """Refuse recursive functions, and functions that give too many nodes when inlined."""
         sizes: dict[_Key, int] = {}
-        for root in self._functions:
-            if root in sizes:
-                continue
-            # The functions in progress, in the order of their calls. A dict is both the stack and
-            # the set in which a recursive call is found.
-            active = {root: self._called(self._functions[root].node)}
-            while active:
-                key, calls = next(reversed(active.items()))
-                callee = next((c for c in calls if c in self._functions and c not in sizes), None)
-                if callee is None:
-                    # The search for a callee has consumed the iterator, so the calls are listed
-                    # again.
-                    calls = self._called(self._functions[key].node)
-                    sizes[key] = sum(sizes.get(c, 1) for c in calls)
-                    del active[key]
-                elif callee in active:
-                    chain = " -> ".join(_function_name(k) for k in [*list(active)[-8:], callee])
+
+        def size(key: _Key, active: tuple[_Key, ...] = ()) -> int:
+            """Return how many nodes a call of a function gives; ``active`` call it."""
+            if key not in sizes:
+                if key in active:
+                    chain = " -> ".join(map(_function_name, (*active[-8:], key)))
                     raise ModelError(f"functions call themselves: {chain}")
-                elif len(active) >= _MAX_CALL_DEPTH:
+                if len(active) >= _MAX_CALL_DEPTH:
                     raise ModelError(f"functions call each other more than {len(active)} deep")
-                else:
-                    active[callee] = self._called(self._functions[callee].node)
+                called = self._called(self._functions[key].node)
+                inside = (*active, key)
+                sizes[key] = sum(size(c, inside) if c in self._functions else 1 for c in called)
+            return sizes[key]
+
+        for key in self._functions:
+            size(key)
         # n functions, each of which calls the next one twice, would give 2**n nodes.
         check_nodes(
             sum(sizes.get(key, 0) for key in self._called(self._model.graph.node)),
@@ -238,18 +232,15 @@ class GraphReader:
 
     def _nodes(self, protos: Sequence[NodeProto], scope: Scope) -> None:
         """Convert nodes in the file's order; from the first that is too early, sorted."""
-        work: Iterator[NodeProto] = iter(protos)
-        for position, proto in enumerate(protos):
-            # ONNX requires a topological order. A file that has it keeps it, so that a loaded graph
-            # is easily compared with its file. Not every exporter does, so others are sorted.
-            if all(not name or scope.find(name)[0] for name in used(proto)):
-                self._node(proto, scope)
-                continue
-            work = iter(sort_nodes(protos[position:], scope.values))
-            break
-        else:
-            return
-        for proto in work:
+        done = 0
+        # ONNX requires a topological order. A file that has it keeps it, so that a loaded graph is
+        # easily compared with its file. Not every exporter does, so others are sorted.
+        for proto in protos:
+            if not all(not name or scope.find(name)[0] for name in used(proto)):
+                break
+            self._node(proto, scope)
+            done += 1
+        for proto in sort_nodes(protos[done:], scope.values):
             self._node(proto, scope)
 
     def _node(self, proto: NodeProto, scope: Scope) -> None:

@@ -61,9 +61,8 @@ def strip(buffer: Buffer, key: str) -> tuple[bytes, list[Span]]:
         ModelError: the bytes are not in protobuf's wire form, or end too early.
     """
     stripper = _Stripper(buffer, key)
-    chunks: list[bytes] = []
-    changed, _ = stripper.message(0, len(buffer), _MODEL, chunks, 0)
-    return (b"".join(chunks) if changed else buffer[:]), stripper.spans
+    pieces = stripper.message(0, len(buffer), _MODEL, 0)
+    return (buffer[:] if pieces is None else b"".join(pieces)), stripper.spans
 
 
 def varint(number: int) -> bytes:
@@ -102,30 +101,25 @@ class _Stripper:
             shift += 7
         raise _damaged(position)
 
-    def message(
-        self, begin: int, end: int, kind: int, chunks: list[bytes], depth: int
-    ) -> tuple[bool, int]:
-        """Append the stripped form of a message to ``chunks``.
+    def message(self, begin: int, end: int, kind: int, depth: int) -> list[bytes] | None:
+        """Return the stripped form of a message in pieces; None if nothing is removed from it.
 
         Args:
             begin: Offset of the message in the buffer.
             end: Offset of its end.
             kind: The message type, one of the constants above.
-            chunks: Receives the bytes, if the message changes.
             depth: Number of messages around this one.
-
-        Returns:
-            Whether the message changes, and the length of its new form.
         """
         if depth > _MAX_DEPTH:
             raise ModelError(
                 f"messages are nested more than {_MAX_DEPTH} deep; the file is damaged"
             )
         if kind == _TENSOR:
-            return self._tensor(begin, end, chunks)
+            return self._tensor(begin, end)
         children = _CHILDREN[kind]
         buffer = self._buffer
-        changed, length, copied, position = False, 0, begin, begin
+        pieces: list[bytes] = []
+        copied = position = begin
         while position < end:
             start = position
             # Nearly all tags and lengths are below 128 and take one byte; they are read here
@@ -142,23 +136,12 @@ class _Stripper:
             # A message that is shorter than a large tensor cannot contain one.
             if child is None or position - body < LARGE:
                 continue
-            inside: list[bytes] = []
-            spans = len(self.spans)
-            differs, size = self.message(body, position, child, inside, depth + 1)
-            if differs:
-                changed = True
-                head = delimited(tag >> 3, size)
-                chunks.append(buffer[copied:start])
-                chunks.append(head)
-                chunks.extend(inside)
-                length += start - copied + len(head) + size
+            inside = self.message(body, position, child, depth + 1)
+            if inside is not None:
+                head = delimited(tag >> 3, sum(map(len, inside)))
+                pieces += [buffer[copied:start], head, *inside]
                 copied = position
-            else:
-                del self.spans[spans:]
-        if changed:
-            chunks.append(buffer[copied:end])
-            length += end - copied
-        return changed, length
+        return [*pieces, buffer[copied:end]] if pieces else None
 
     def _delimited(self, position: int, end: int) -> tuple[int, int]:
         """Return the offsets of the begin and end of a length-delimited field's bytes."""
@@ -182,7 +165,7 @@ class _Stripper:
             raise _damaged(position)
         return position
 
-    def _tensor(self, begin: int, end: int, chunks: list[bytes]) -> tuple[bool, int]:
+    def _tensor(self, begin: int, end: int) -> list[bytes] | None:
         """Replace the elements of a tensor by a reference, if they are large and in one field."""
         found: list[tuple[int, int, int, int]] = []
         position = begin
@@ -193,7 +176,7 @@ class _Stripper:
                 # A repeated field that is not packed has a tag before each element, so no span of
                 # the file is the array.
                 if tag >> 3 in (FLOAT_DATA, DOUBLE_DATA, *_OTHER_DATA):
-                    return False, 0
+                    return None
                 position = self._skip(tag & 7, position, end)
                 continue
             body, position = self._delimited(position, end)
@@ -202,22 +185,20 @@ class _Stripper:
                 found.append((start, body, position, field))
             elif field in _OTHER_DATA or field == _EXTERNAL_DATA:
                 # Integers in these fields have variable length. Data in another file stay there.
-                return False, 0
+                return None
         # Protobuf joins the parts of a packed field that occurs several times; they do not lie
         # together in the file.
         if len(found) != 1 or found[0][2] - found[0][1] < LARGE:
-            return False, 0
+            return None
         start, body, stop, field = found[0]
         number = str(len(self.spans)).encode()
         self.spans.append(Span(body, stop - body, field))
         entry = delimited(1, len(self._key)) + self._key + delimited(2, len(number)) + number
-        pieces = [
+        return [
             self._buffer[begin:start],
             delimited(_EXTERNAL_DATA, len(entry)) + entry,
             self._buffer[stop:end],
         ]
-        chunks.extend(pieces)
-        return True, sum(map(len, pieces))
 
 
 def _cut_short(position: int, size: int, end: int) -> ModelError:

@@ -21,6 +21,7 @@ from onnx import (
     ModelProto,
     NodeProto,
     OperatorSetIdProto,
+    TensorProto,
     ValueInfoProto,
 )
 from onnx.helper import find_min_ir_version_for, make_opsetid
@@ -28,6 +29,7 @@ from onnx.helper import find_min_ir_version_for, make_opsetid
 from subgraph._version import __version__
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Snapshot, State
+from subgraph.graph.types import ONNX_DTYPE, Array, dtype_of
 from subgraph.onnx_format.extra_fields import (
     extra_fields_of,
     write_extra_fields,
@@ -438,3 +440,22 @@ def _info(name: str, value: Value) -> ValueInfoProto:
     if value.type is not None:
         proto.type.CopyFrom(type_to_proto(value.type))
     return proto
+
+
+def add_external(proto: ModelProto, name: str, array: Array, **place: object) -> None:
+    """Add an initializer whose elements are in another file to a model.
+
+    Args:
+        proto: The model.
+        name: Name of the initializer.
+        array: The elements.
+        **place: Entries of ``external_data``: where the elements are.
+    """
+    tensor = proto.graph.initializer.add(
+        name=name,
+        data_type=ONNX_DTYPE[dtype_of(array)],
+        dims=array.shape,
+        data_location=TensorProto.EXTERNAL,
+    )
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=str(value))

@@ -190,8 +190,8 @@ class ClExecutablePlan:
         self._copies: list[Any] = []
         self._enqueued = False  # whether a run was begun for whose end nobody has waited yet
         self._marker: cl.Event | None = None  # of the end of that run, once the process ends
-        self._constants: dict[int, Any] = {}  # buffers by the `id` of their array
-        self._constant_arrays: list[Any] = []  # these arrays, whose `id` must stay theirs
+        # Buffers by the `id` of their array, and the arrays, so that these ids stay theirs.
+        self._constants: dict[int, tuple[Array, cl.Buffer]] = {}
         # Arguments that are set when a weight has changed: kernel, argument, entry.
         self._entry_arguments: list[tuple[Any, int, int]] = []
         # Buffers of weights: kernels do not keep the buffers of their arguments alive.
@@ -309,9 +309,9 @@ class ClExecutablePlan:
     def _constant(self, array: Array) -> cl.Buffer:
         held = self._constants.get(id(array))
         if held is None:
-            held = self._constants[id(array)] = upload(self._runtime, self._queue, array)
-            self._constant_arrays.append(array)
-        return held
+            buffer = upload(self._runtime, self._queue, array)
+            held = self._constants[id(array)] = (array, buffer)
+        return held[1]
 
     # ------------------------------------------------------------------ runs
 

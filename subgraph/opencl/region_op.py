@@ -87,9 +87,6 @@ class ClSession(RegionSession):
             return bound.finish(pending)
         return cast(Sequence[Any], enqueued)
 
-    def cancel(self) -> None:
-        """Do nothing: OpenCL cannot revoke launches that are enqueued."""
-
     def profile(self) -> list[ProfileEntry]:
         """Return the profile entries of the last measured run, with times of the device."""
         device = self._cl_op.device

@@ -245,6 +245,7 @@ class Runtime:
 
     Attributes:
         device: The device.
+        name: Its name and its platform's.
         context: Its context.
         traits: Properties that decide between variants of kernels.
         survives_fork: Whether the driver works in a forked child of this process.
@@ -266,7 +267,7 @@ class Runtime:
         self._programs: dict[ClSource, Any] = {}
         self._lock = free_in_child(threading.Lock())
         self._process = os.getpid()
-        self._name = f"{device.name.strip()} ({device.platform.name.strip()})"
+        self.name = f"{device.name.strip()} ({device.platform.name.strip()})"
         self.survives_fork = not self.traits.is_gpu or device.platform.name == SIMULATOR
 
     def check_process(self) -> None:
@@ -280,15 +281,10 @@ class Runtime:
         """
         if not self.survives_fork and os.getpid() != self._process:
             raise DeviceError(
-                f"OpenCL device {self._name!r} was opened before this process was forked, "
+                f"OpenCL device {self.name!r} was opened before this process was forked, "
                 "and its driver does not work in forked processes: use processes that are started "
                 "by 'spawn' or 'forkserver', or another device"
             )
-
-    @property
-    def name(self) -> str:
-        """The device's name and its platform's."""
-        return self._name
 
     def queue(self, *, profiling: bool = False) -> cl.CommandQueue:
         """Return a new in-order queue; with ``profiling``, its events record times."""

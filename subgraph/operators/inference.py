@@ -18,7 +18,7 @@ from subgraph.errors import ModelError, ShapeError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.op_checks import output_types, region_types
-from subgraph.operators.operator import Operator, find_operator, operator_key
+from subgraph.operators.operator import find_operator, operator_key
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
 from subgraph.operators.schema import newest_opset
 
@@ -58,16 +58,8 @@ def check_operands(
     Raises:
         ShapeError: the operands do not fit; the message says which operand, and both sizes.
     """
-    _check_types(node, _rules_of(node), types, values)
-
-
-def _check_types(
-    node: Node,
-    rules: Sequence[Rule],
-    types: Sequence[ValueType | None],
-    values: Sequence[Array | None],
-) -> None:
     _check_switches(node)
+    rules = _rules_of(node)
     if not rules:
         return
     operands: list[Any] = []
@@ -171,21 +163,18 @@ def elements_read(node: Node, types: Sequence[TensorType | None]) -> list[int]:
     Raises:
         ShapeError: the sizes of the operands do not fit.
     """
-    shapes = [
+    operands = [
         None
         if type_ is None
-        else [dim if isinstance(dim, int) else ANY_SIZE for dim in type_.shape or ()]
+        else _Watched(
+            type_.dtype,
+            tuple(dim if isinstance(dim, int) else ANY_SIZE for dim in type_.shape or ()),
+        )
         for type_ in types
     ]
-    found: set[int] = set()
     for rule in _rules_of(node):
-        operands = [
-            None if type_ is None or shape is None else _Watched(type_.dtype, tuple(shape))
-            for type_, shape in zip(types, shapes, strict=True)
-        ]
         rule.check(node, list(operands))
-        found.update(k for k, operand in enumerate(operands) if operand and operand.asked)
-    return sorted(found)
+    return [k for k, operand in enumerate(operands) if operand and operand.asked]
 
 
 def has_requirement(node: Node) -> bool:
@@ -195,10 +184,7 @@ def has_requirement(node: Node) -> bool:
 
 def _rules_of(node: Node) -> tuple[Rule, ...]:
     """Return the requirements of a node: its operator's, and that of the function body around."""
-    return _rules(node, find_operator(operator_key(node.op_type, node.domain)))
-
-
-def _rules(node: Node, operator: Operator | None) -> tuple[Rule, ...]:
+    operator = find_operator(operator_key(node.op_type, node.domain))
     rule = None if operator is None else operator.rule
     metadata = node.metadata
     if not metadata or EXTRA_REQUIREMENT not in metadata:
@@ -232,7 +218,7 @@ def infer_types(
     operator = find_operator(operator_key(node.op_type, node.domain))
     rule = None if operator is None else operator.infer
     try:
-        _check_types(node, _rules(node, operator), input_types, values)
+        check_operands(node, input_types, values)
         if rule is None:
             return infer_by_onnx(node, input_types, values)
         found = list(rule(node, input_types, values))

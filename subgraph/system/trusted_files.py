@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO, Self
 
 _WRITE_MODE = 0o644  # reduced by the umask; a file that others can write would not be read again
 _FOLDER_MODE = 0o755  # likewise
@@ -175,16 +175,54 @@ def write_trusted(path: Path, data: bytes) -> None:
         OSError: the file cannot be written.
     """
     make_folder(path.parent)
-    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
-    try:
+    with AtomicFiles(sync=False) as files:
+        files.open(path, _WRITE_MODE).write(data)
+
+
+class AtomicFiles:
+    """Files that are renamed to their targets when all are written, and removed on an error."""
+
+    def __init__(self, *, sync: bool = True) -> None:
+        """Begin without files.
+
+        Args:
+            sync: Whether the files are on the disk before they are renamed. Without this a crash of
+                the machine soon afterwards may leave an empty file under the target's name.
+        """
+        self._sync = sync
+        self._open: list[tuple[IO[bytes], Path, Path]] = []
+
+    def open(self, target: Path, mode: int = 0o666) -> IO[bytes]:
+        """Return a new temporary file, of this mode less the umask, that becomes ``target``."""
+        hidden = target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")
         # With an opener, an error after os.open cannot leave the handle open.
-        with open(temporary, "xb", opener=lambda p, f: os.open(p, f, _WRITE_MODE)) as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+        file = open(hidden, "xb", opener=lambda p, f: os.open(p, f, mode))  # noqa: SIM115
+        self._open.append((file, hidden, target))
+        return file
+
+    def __enter__(self) -> Self:
+        """Return the object."""
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Rename the files; after an error, remove them."""
+        try:
+            if error is None:
+                for file, _, _ in self._open:
+                    file.flush()
+                    if self._sync:
+                        os.fsync(file.fileno())
+                    file.close()
+                # All files are complete before the first is renamed, so that an error while writing
+                # leaves all old ones.
+                for _, hidden, target in self._open:
+                    os.replace(hidden, target)
+        finally:
+            for file, hidden, _ in self._open:
+                with suppress(OSError):  # such as a full disk, which was already reported
+                    file.close()
+                with suppress(OSError):
+                    hidden.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:

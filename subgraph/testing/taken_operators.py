@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +10,6 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import get_schema, standard_operators
 from subgraph.partition.property import SubgraphProperty, property_from
-from subgraph.partition.selector import SubgraphSelector
 
 # Selectors often ask for a rank: an image and a matrix satisfy most of them.
 SHAPES = ((1, 2, 4, 4), (2, 3))
@@ -35,7 +33,7 @@ def taken_operators(prop: Any) -> list[str]:
     with suppress(Exception):  # an empty graph may be refused; the checks use real graphs
         owner.pre_partition(Graph(), {})
     names = [name for name, domain in standard_operators() if not domain]
-    starts = [name for name in names if _says_yes(owner, lambda s, n: s.select(n), name)]
+    starts = [name for name in names if _may_start(owner, name)]
     taken = set(starts)
     for start in starts[:_MAX_STARTS]:
         for name in names:
@@ -82,9 +80,8 @@ def _relu(value: Value, name: str) -> Node:
     return Node("Relu", [value], outputs=[Value(f"{name}_out", value.type)], name=name)
 
 
-def _says_yes(
-    owner: SubgraphProperty, ask: Callable[[SubgraphSelector, Node], Any], op_type: str
-) -> bool:
+def _may_start(owner: SubgraphProperty, op_type: str) -> bool:
+    """Return whether a region may start at a node of an operator."""
     nodes = [
         plain_node(op_type, shape, inside=inside) for inside in (False, True) for shape in SHAPES
     ]
@@ -92,7 +89,7 @@ def _says_yes(
     nodes += [plain_node(op_type, SHAPES[1], dtype=dtype) for dtype in _OTHER_DTYPES]
     for node in nodes:
         try:
-            if ask(owner.create_subgraph_selector(), node):
+            if owner.create_subgraph_selector().select(node):
                 return True
         except Exception:
             return True

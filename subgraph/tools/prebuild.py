@@ -178,15 +178,6 @@ def _write_schemas(folder: Path) -> None:
         prebuilt_files.write_data(path, key, schema_cache.schemas_of_package())
 
 
-def level_named(name: str) -> IsaLevel:
-    """Return the level of a name.
-
-    Raises:
-        KeyError: There is no level of that name.
-    """
-    return {level.name: level for level in LEVELS}[name]
-
-
 def main(arguments: Iterable[str] | None = None) -> None:
     """Build the files, print their sizes, and exit with an error if they exceed `_LIMIT`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])

@@ -397,16 +397,14 @@ class _BackendSession(Session):
         return results if outputs is None else fill_outputs(results, outputs)
 
 
-def import_library(
-    module: str, requirement: str, title: str, load: Callable[[], Any] | None = None
-) -> Any:
+def import_library(module: str, requirement: str, title: str, load: Callable[[], Any]) -> Any:
     """Import the package of a backend.
 
     Args:
         module: Name of the module.
         requirement: Requirement for pip, with the oldest version that works.
         title: Name of the library in messages.
-        load: Returns the library, or raises ImportError; None imports the module.
+        load: Returns the library, or raises ImportError.
 
     Raises:
         DeviceError: the package is missing, too old, or cannot be imported.
@@ -417,7 +415,7 @@ def import_library(
     if found and _numbers_of(found) < _numbers_of(oldest):
         raise DeviceError(f"{title} {found} is too old, {oldest} is needed: {install}")
     try:
-        return importlib.import_module(module) if load is None else load()
+        return load()
     except ImportError as error:
         raise DeviceError(f"{title} is not installed ({error}): {install}") from error
 

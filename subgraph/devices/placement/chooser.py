@@ -91,7 +91,7 @@ class HeteroPlacement:
         self.table = PlacementTable()
 
     def place(
-        self, graph: Graph, known: Mapping[str, str] | None = None, *, body: bool = False
+        self, graph: Graph, known: QueryResult | None = None, *, body: bool = False
     ) -> QueryResult:
         """Return the device of each node of a graph; the bodies of its nodes are not placed.
 
@@ -118,11 +118,11 @@ class HeteroPlacement:
         refusals = {name: text for name, text in reasons.items() if name not in placed}
         return QueryResult(placed, refusals, weights=following, refused=refused)
 
-    def _query(self, device: Device, graph: Graph) -> dict[str, str]:
+    def _query(self, device: Device, graph: Graph) -> QueryResult:
         return query_on(device, graph, self._listed.config_of(device))
 
     def _by_priority(
-        self, graph: Graph, known: Mapping[str, str] | None
+        self, graph: Graph, known: QueryResult | None
     ) -> tuple[dict[str, str], dict[str, str], dict[str, AbstractSet[str]]]:
         """Place each node on the first device that supports it.
 
@@ -140,12 +140,12 @@ class HeteroPlacement:
                 found = known
             else:
                 found = self._query(device, graph)
-            weights[device.name] = getattr(found, "weights", frozenset())
-            skipped = self._divided_nodes(graph, device) | weights[device.name]
+            weights[device.name] = found.weights
+            skipped = self._divided_nodes(graph, device) | found.weights
             for name in found:
                 if name not in skipped:
                     placed.setdefault(name, device.name)
-            for name, reason in getattr(found, "reasons", {}).items():
+            for name, reason in found.reasons.items():
                 text = f"{device.name}: {reason}"
                 reasons[name] = f"{reasons[name]}; {text}" if name in reasons else text
         return placed, reasons, weights
@@ -261,7 +261,7 @@ class HeteroPlacement:
         Returns:
             The reasons of the devices that do not support a node, by the node's name.
         """
-        results: dict[str, Mapping[str, str]] = {}
+        results: dict[str, QueryResult] = {}
         refused: dict[str, str] = {}
         for node in graph.nodes:
             wanted = (node.metadata or {}).get(AFFINITY)
@@ -270,13 +270,12 @@ class HeteroPlacement:
             if wanted not in results:
                 results[wanted] = self._query(self._device_of_affinity(node, wanted), graph)
             result = results[wanted]
-            if node.name in getattr(result, "weights", ()):
+            if node.name in result.weights:
                 continue  # a constant becomes a weight on the device of its users
             if node.name in result:
                 placed[node.name] = wanted
             else:
-                reasons: Mapping[str, str] = getattr(result, "reasons", {})
-                why = reasons.get(node.name, "does not list it as supported")
+                why = result.reasons.get(node.name, "does not list it as supported")
                 refused[node.name] = f"{wanted}: {why}"
         return refused
 

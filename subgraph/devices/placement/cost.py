@@ -81,7 +81,7 @@ def place_by_cost(
     graph: Graph,
     devices: Sequence[str],
     times: Mapping[str, Mapping[str, float]],
-    link: Link | None = None,
+    link: Link,
     fixed: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the placement with the least total time that was found: devices by node name.
@@ -90,19 +90,14 @@ def place_by_cost(
         graph: The graph.
         devices: Device names in order of priority, which breaks ties.
         times: Seconds by device and node name; a device cannot run a node that is missing.
-        link: Cost of transfers; None for the default.
+        link: Cost of transfers.
         fixed: Devices of nodes that must not move, by node name.
     """
-    link = link or Link()
     costs = _costs(graph, devices, times, fixed or {})
-    best = {node.name: min(devices, key=lambda d: costs[d][node.name]) for node in graph.nodes}
-    least = placement_cost(graph, best, costs, link)
-    for start in [best, *(dict.fromkeys(best, d) for d in devices)]:
-        found = _improved(graph, start, costs, link)
-        seconds = placement_cost(graph, found, costs, link)
-        if seconds < least:
-            best, least = found, seconds
-    return best
+    fastest = {node.name: min(devices, key=lambda d: costs[d][node.name]) for node in graph.nodes}
+    starts = [fastest, *(dict.fromkeys(fastest, d) for d in devices)]
+    found = [_improved(graph, start, costs, link) for start in starts]
+    return min(found, key=lambda placement: placement_cost(graph, placement, costs, link))
 
 
 def _costs(

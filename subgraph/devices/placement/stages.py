@@ -24,7 +24,7 @@ def place_in_stages(
     graph: Graph,
     devices: Sequence[str],
     times: Times,
-    link: Link | None = None,
+    link: Link,
 ) -> dict[str, str]:
     """Return the placement whose slowest stage takes the least time: devices by node name.
 
@@ -33,9 +33,8 @@ def place_in_stages(
         devices: Device names in order of priority, which breaks ties; only the first four are used.
         times: Seconds by device and node name; a device cannot run a node that is missing. Nodes
             without any time are not placed.
-        link: Cost of transfers, which count for the receiving stage; None for the default.
+        link: Cost of transfers, which count for the receiving stage.
     """
-    link = link or Link()
     nodes = [n for n in graph.nodes if any(n.name in times.get(d, {}) for d in devices)]
     best: dict[str, str] = {}
     least = float("inf")

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import attrs
 
 from subgraph.devices.device import Device
+from subgraph.devices.model_input import region_form
 from subgraph.devices.query import PreparedGraph
 from subgraph.engine.cpu.region_op import CpuRegionOptions, CpuSubgraphOp
 from subgraph.engine.planner.dry_run import dry_run
@@ -26,10 +27,8 @@ from subgraph.engine.region.region_op import Guards
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
-from subgraph.operators.schema import contributed
 from subgraph.operators.subgraph_op import SubgraphOp
-from subgraph.partition.regions import without_default_regions
-from subgraph.runtime.control_flow import is_branching, is_nested
+from subgraph.runtime.control_flow import is_branching
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.system import host
 from subgraph.transform.pass_manager import Checks, apply_pass
@@ -168,14 +167,8 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
         The fused graph, and the parameters whose values its form depends on, with their versions.
     """
     guards: dict[Parameter, int] = {}
-    graph = without_default_regions(graph.clone())
-    # Nodes refer to weights as parameters; the inputs that remain change in every run.
-    graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
-    if is_nested(graph):
-        graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
-        _fuse_branches(graph, options, guards)
-    if any(contributed(node.op_type, node.domain) for node in graph.nodes):
-        graph = apply_pass(graph, "ExpandFunctions")
+    graph = region_form(graph, guards)
+    _fuse_branches(graph, options, guards)
     if any(_is_half(value) for value in graph.values()):
         graph = apply_pass(graph, "WidenHalf")
     if options.FUSION:

@@ -125,7 +125,7 @@ class HeteroDevice(VirtualDevice):
         graph: Graph,
         devices: Sequence[Device],
         config: Config,
-        supported: Mapping[str, str],
+        supported: QueryResult,
     ) -> CompiledModel:
         """Compile for a device that does not support every node, and its fallback devices.
 
@@ -179,7 +179,7 @@ class HeteroDevice(VirtualDevice):
         return attrs.evolve(listed, devices=[self.peer(name) for name in names])
 
     def _assign(
-        self, graph: Graph, listed: DeviceList, known: Mapping[str, str] | None = None
+        self, graph: Graph, listed: DeviceList, known: QueryResult | None = None
     ) -> dict[str, Any]:
         """Write the device of every node, including those in bodies, into its metadata.
 

@@ -65,10 +65,9 @@ class MultiDevice(VirtualDevice):
             found = query_on(device, graph, listed.config_of(device))
             if device.fallback:
                 continue  # its fallback devices run the other nodes
-            texts = getattr(found, "reasons", {})
             for node in graph.nodes:
                 if node.name not in found:
-                    text = texts.get(node.name, f"{device.name} does not support it")
+                    text = found.reasons.get(node.name, f"{device.name} does not support it")
                     reasons.setdefault(node.name, text)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
         return QueryResult(supported, reasons)

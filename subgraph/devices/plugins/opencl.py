@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from subgraph.devices.device import Device
+from subgraph.devices.model_input import region_form
 from subgraph.devices.query import PreparedGraph
 from subgraph.engine.planner.dry_run import refusals
 from subgraph.engine.planner.plan_types import PlanOptions
@@ -25,10 +26,7 @@ from subgraph.opencl.region_op import ClSubgraphOp
 from subgraph.opencl.runtime import SIMULATOR, ClTraits, Runtime, find_devices, runtime
 from subgraph.opencl.tuning import ClTuning, stored, tuned
 from subgraph.operators.builder import input, operator, parameter
-from subgraph.operators.schema import contributed
 from subgraph.operators.subgraph_op import SubgraphOp
-from subgraph.partition.regions import without_default_regions
-from subgraph.runtime.control_flow import is_nested
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.transform.pass_manager import apply_pass
 
@@ -114,15 +112,11 @@ class OpenclDevice(Device):
         return op
 
     def _runtime(self, options: DeviceOptions) -> Runtime:
-        return runtime(int(options.DEVICE_ID or self.get_id() or 0))
+        return runtime(int(options.DEVICE_ID or 0))
 
     def optimal_requests(self, options: DeviceOptions) -> int:
         """Return 2: the inputs of one request are uploaded while another is computed."""
         return 2
-
-    def get_id(self) -> str:
-        """Return the id in the device's name."""
-        return self.name.partition(".")[2]
 
     def _plan_options(self, options: OpenclOptions) -> PlanOptions:
         found = self._runtime(options)
@@ -167,13 +161,7 @@ def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
         The fused graph, and the parameters whose values its form depends on, with their versions.
     """
     guards: dict[Parameter, int] = {}
-    graph = without_default_regions(graph.clone())
-    # Nodes refer to weights as parameters; the inputs that remain change in every run.
-    graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
-    if is_nested(graph):
-        graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
-    if any(contributed(node.op_type, node.domain) for node in graph.nodes):
-        graph = apply_pass(graph, "ExpandFunctions")
+    graph = region_form(graph, guards)
     graph = apply_pass(graph, "WidenHalf", rules=CL_LOWERINGS)
     if options.FUSION:
         graph = apply_pass(graph, "CpuFusion", guards=guards, integers=False)

@@ -423,7 +423,7 @@ def test_weights_of_a_query_are_tried_as_zeros_and_not_copied_again(
 def test_a_missing_or_old_package_says_what_to_install(requirement: str, message: str) -> None:
     module = requirement.partition(" ")[0]
     with pytest.raises(sg.DeviceError, match=message):
-        base.import_library(module, requirement, "Arrays")
+        base.import_library(module, requirement, "Arrays", lambda: importlib.import_module(module))
 
 
 def test_backends_are_listed_and_start_only_when_named() -> None:

@@ -24,6 +24,7 @@ from subgraph.system.objectcache import ObjectCode
 from subgraph.tools import prebuild
 
 ROOT = prebuilt_files.package_folder().parents[1]
+LEVEL = {level.name: level for level in LEVELS}
 MODULE = """
 from subgraph.engine.codegen.simd import ld_i64, st_i64
 from user_kernels.numbers import STEP
@@ -70,9 +71,10 @@ from subgraph.engine.program import entry
 from subgraph.engine.program.pool import sleeps_in_kernel
 from subgraph.engine.program.program import walker
 from subgraph.engine.toolchain import toolchain
+from subgraph.engine.toolchain.isa_levels import LEVELS
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import host
-level = prebuild.level_named(sys.argv[2])
+(level,) = (level for level in LEVELS if level.name == sys.argv[2])
 kernels = [Kernel("user_kernels.adding", "add"), walker(sleeps_in_kernel())]
 with host.target(level.isa, level.architecture):
     codes = {kernel: toolchain.compile_for_level(kernel) for kernel in kernels}
@@ -201,9 +203,9 @@ import sys
 from subgraph.engine.program import entry
 from subgraph.engine.program.program import walker
 from subgraph.engine.toolchain import toolchain
+from subgraph.engine.toolchain.isa_levels import LEVELS
 from subgraph.system import host
-from subgraph.tools import prebuild
-level = prebuild.level_named(sys.argv[1])
+(level,) = (level for level in LEVELS if level.name == sys.argv[1])
 with host.target(level.isa, level.architecture):
     made = [toolchain.assemble_for_level(entry.TEXT)]
     made.append(toolchain.compile_for_level(walker(True)))
@@ -245,7 +247,7 @@ def test_a_wrong_manifest_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 def test_families_are_planned_for_a_machine_that_this_is_not() -> None:
-    level = prebuild.level_named("neon" if host.architecture() == "x86_64" else "x86-64-v3")
+    level = LEVEL["neon" if host.architecture() == "x86_64" else "x86-64-v3"]
     before = toolchain.statistics.compiled
     found = prebuild.kernels_of(level, [])
     assert toolchain.statistics.compiled == before
@@ -262,7 +264,7 @@ def test_processes_compile_for_the_level_whatever_machine_this_is(
     monkeypatch.setattr(host, "core_count", lambda: 1)
     kernel = Kernel("subgraph.ops.movement.packing_kernels", "pack", item=4, lanes=4)
     for name in ("x86-64-v3", "neon"):
-        (code,) = prebuild.compiled_codes(prebuild.level_named(name), [kernel]).values()
+        (code,) = prebuild.compiled_codes(LEVEL[name], [kernel]).values()
         assert dict(code.features) == {"avx512vl": False}, name  # this machine may have it
 
 

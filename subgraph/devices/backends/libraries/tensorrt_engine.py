@@ -41,7 +41,6 @@ class Builder:
         log: Its logger.
         errors: The last errors that it has logged.
         refittable: Built engines and the digests of their weights, by network and shapes.
-        refits: Number of engines whose weights were replaced.
     """
 
     def __init__(self, library: Any) -> None:
@@ -50,7 +49,6 @@ class Builder:
         self.errors: deque[str] = deque(maxlen=4)
         self.log = _logger(library, self.errors)
         self.refittable: dict[bytes, tuple[bytes, dict[str, bytes]]] = {}
-        self.refits = 0
         self._lock = threading.Lock()  # one build at a time: the library has one log
 
     def parsed(self, model: bytes) -> tuple[Any, list[str], list[str]]:
@@ -156,7 +154,6 @@ class Builder:
             return None
         if refitter.get_missing_weights() or not refitter.refit_cuda_engine():
             return None
-        self.refits += 1
         return engine
 
     def reason(self, otherwise: str) -> str:
