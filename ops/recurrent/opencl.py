@@ -10,10 +10,9 @@ from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_primitive, cl_shared
-from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.shared.opencl_code import number, register, require
+from subgraph.ops.shared.opencl_code import number, program, register, require
 
 from .cpu import Cells, input_products, last_bias
 from .op import per_column
@@ -125,7 +124,7 @@ def _launch(
             defines[f"{key}(x, a, b)"] = made
         numbers = [*own.numbers, *[0.0] * (6 - len(own.numbers))]
         low.launch(
-            ClSource("recurrent/kernels", defines=definitions(defines)),
+            program("recurrent/kernels", **defines),
             name,
             [
                 *(*buffers, steps, batch, hidden, first, int(c.backwards), *_strides(c)),
