@@ -86,7 +86,7 @@ def rotary_operands(
 
 
 # Update rules of LinearAttention: "g" needs factors of decay, "d" an update rate.
-_RULES = {"linear": "", "gated": "g", "delta": "d", "gated_delta": "gd"}
+UPDATE_RULES = {"linear": "", "gated": "g", "delta": "d", "gated_delta": "gd"}
 
 
 def linear_attention_operands(
@@ -121,9 +121,10 @@ def linear_attention_operands(
     require_shape("value", value, (batch, tokens, value.shape[2]), "one for each query")
     state = (batch, kv_heads, key_size, value_size)
     require_shape("past_state", past, state, "a matrix for each head")
-    rule = require_choice(node, "update_rule", "gated_delta", *_RULES)
-    require("g" not in _RULES[rule] or decay is not None, "update_rule {!r} needs decay", rule)
-    require("d" not in _RULES[rule] or beta is not None, "update_rule {!r} needs beta", rule)
+    rule = require_choice(node, "update_rule", "gated_delta", *UPDATE_RULES)
+    needs = UPDATE_RULES[rule]
+    require("g" not in needs or decay is not None, "update_rule {!r} needs decay", rule)
+    require("d" not in needs or beta is not None, "update_rule {!r} needs beta", rule)
     for name, gate, other in (("decay", decay, kv_heads * key_size), ("beta", beta, 1)):
         if gate is None:
             continue

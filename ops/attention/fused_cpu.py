@@ -133,34 +133,16 @@ def checked_mask_steps(r: AttentionSpec) -> tuple[int, int, int, int]:
     Raises:
         Unsupported: No kernel computes an attention of these operands.
     """
-    batch, heads, queries, depth = r.q.sizes
-    _, kv_heads, keys, _ = r.v.sizes
     if r.q.steps[3] != 1 or r.out.steps[3] != 1:
         raise Unsupported("attention over queries whose elements are not contiguous")
-    if kv_heads == 0 or heads % kv_heads or r.k.sizes != (batch, kv_heads, keys, depth):
-        raise Unsupported(f"queries {r.q.sizes} with keys {r.k.sizes} and values {r.v.sizes}")
-    if keys == 0 or not r.out.operand.size:
+    if r.v.sizes[2] == 0 or not r.out.operand.size:
         raise Unsupported("attention over an empty tensor")
-    if r.mask is None:
-        return 0, 0, 0, 0
-    if r.mask.dtype != r.q.operand.dtype:
-        raise Unsupported(f"a mask of {r.mask.dtype}; it must be of the queries' dtype")
-    return mask_steps(r.mask, (batch, heads, queries, keys))
+    return (0, 0, 0, 0) if r.mask is None else mask_steps(r.mask)
 
 
-def mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """Return the strides of a mask along batch, head, query and key, in elements; 0 along size 1.
-
-    Args:
-        mask: The mask.
-        shape: Batch, heads, queries and keys of the scores.
-
-    Raises:
-        Unsupported: The mask does not broadcast to the scores.
-    """
+def mask_steps(mask: Operand) -> tuple[int, int, int, int]:
+    """Return a mask's strides along batch, head, query and key, in elements; 0 along size 1."""
     full = (1,) * (4 - mask.rank) + tuple(mask.shape)
-    if mask.rank > 4 or any(s not in (1, n) for s, n in zip(full, shape, strict=True)):
-        raise Unsupported(f"a mask of shape {mask.shape} for scores of shape {tuple(shape)}")
     steps = [0 if size == 1 else step for size, step in zip(full, contiguous(full), strict=True)]
     return steps[0], steps[1], steps[2], steps[3]
 

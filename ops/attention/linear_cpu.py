@@ -10,14 +10,7 @@ from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.shared.delegation import delegate
 
 from .arguments import LinearAttentionArguments
-
-# Whether the state decays, and whether a delta rule updates it (`linear_kernels.linear_attention`).
-_RULES = {
-    "linear": (False, False),
-    "gated": (True, False),
-    "delta": (False, True),
-    "gated_delta": (True, True),
-}
+from .decoding import UPDATE_RULES
 
 
 @lowering("LinearAttention", dtypes=("float32", "float64"))
@@ -26,18 +19,12 @@ def linear_attention(node: Node, low: Lowering) -> None:
     query, key, value = (low.input(k) for k in range(3))
     y, past = low.output(), low.optional(3)
     rule = decoded(node.attrs.get("update_rule", "gated_delta"))
-    if rule not in _RULES or y.size == 0:
-        raise Unsupported(f"LinearAttention with update_rule {rule!r}, or an empty output")
-    gated, delta = _RULES[rule]
+    if y.size == 0:
+        raise Unsupported("LinearAttention with an empty output")
+    gated, delta = (letter in UPDATE_RULES[rule] for letter in "gd")
     heads, kv_heads = int(node.attrs["q_num_heads"]), int(node.attrs["kv_num_heads"])
     batch, tokens = query.shape[:2]
     key_size, value_size = query.shape[2] // heads, value.shape[2] // kv_heads
-    if (
-        heads % kv_heads
-        or key_size * heads != query.shape[2]
-        or key_size * kv_heads != key.shape[2]
-    ):
-        raise Unsupported(f"LinearAttention of {heads} heads over {kv_heads}")
     decay = _factors(low) if gated else None
     beta = low.input(5) if delta else None
     present = low.outputs[1] if len(low.outputs) > 1 else None

@@ -9,9 +9,16 @@ import numpy as np
 from subgraph.engine.planner.lowering import Argument, Lowering, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
-from subgraph.opencl.runtime import ClSource
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.shared.opencl_code import line, number, register, require, storage
+from subgraph.ops.shared.opencl_code import (
+    line,
+    number,
+    program,
+    register,
+    require,
+    storage,
+    variant_of,
+)
 
 from .arguments import BiasArguments, RotateArguments
 from .fused_cpu import AttentionSpec, checked_mask_steps
@@ -53,23 +60,24 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
         while parts > 2 and parts * padded > _LOCAL_BYTES:
             parts //= 2
         block = parts * max(1, min(_LOCAL_BYTES // padded, _MAX_BLOCK_KEYS) // parts)
-    defines: dict[str, str | int] = {
-        "BLOCK": block,
-        "DEPTH": depth,
-        "MASKED": int(r.mask is not None),
-        "PARTS": parts,
-        "QUERIES": group,
-        "T": register(dtype),
-        "VALUES": values,
-        "ZERO_UNSEEN": int(r.zero_unseen),
-    }
+    source = program(
+        "attention/kernels",
+        BLOCK=block,
+        DEPTH=depth,
+        MASKED=int(r.mask is not None),
+        PARTS=parts,
+        QUERIES=group,
+        T=register(dtype),
+        VALUES=values,
+        ZERO_UNSEEN=int(r.zero_unseen),
+    )
     arguments: list[Argument | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
     arguments += [r.out.operand, r.mask or r.q.operand, keys, heads, heads // kv_heads]
     for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
         arguments += of
     arguments += [number(dtype, r.scale), int(r.causal), r.offset]
     low.launch(
-        ClSource("attention/kernels", defines=tuple(sorted(defines.items()))),
+        source,
         "attention",
         arguments,
         (-(-queries // group) * group * batch * heads, parts),
@@ -82,40 +90,39 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
 @cl_kernel("subgraph.ops.attention.mask_kernels", "bias")
 def bias(low: ClLowering, kernel: Kernel, a: BiasArguments) -> None:
     """Launch the kernel that writes a mask with causality, windows and padding."""
-    variant: dict[str, Any] = dict(kernel.variant)
+    variant = variant_of(kernel)
     dtype, mask = variant["dtype"], variant["mask"]
     require(low, dtype)
     group = _GROUP_MASKS if low.traits.is_gpu else 1
-    defines: dict[str, str | int] = {
-        "COUNTED": int(a.counts != 0),
-        "GROUP": group,
-        "M": storage(mask or "uint8"),
-        "MASK": ("", "bool", dtype).index(mask),
-        "T": register(dtype),
-    }
+    source = program(
+        "attention/kernels",
+        COUNTED=int(a.counts != 0),
+        GROUP=group,
+        M=storage(mask or "uint8"),
+        MASK=("", "bool", dtype).index(mask),
+        T=register(dtype),
+    )
     arguments = [a.flags.size, a.y, a.mask or a.y, a.mask_batch, a.mask_head, a.mask_row]
     arguments += [a.mask_key, a.mask_keys, a.heads, a.queries, a.keys, a.causal, a.past]
     arguments += [a.left, a.right, a.counts or a.y, a.flags]
     count = a.flags.size
     ranges = line(low, count) if group == 1 else ((count * group,), (group,))
-    source = ClSource("attention/kernels", defines=tuple(sorted(defines.items())))
     low.launch(source, "bias", arguments, *ranges)
 
 
 @cl_kernel("subgraph.ops.attention.rotary_kernels", "rotate")
 def rotate(low: ClLowering, kernel: Kernel, r: RotateArguments) -> None:
     """Launch RotaryEmbedding."""
-    variant: dict[str, Any] = dict(kernel.variant)
+    variant = variant_of(kernel)
     dtype = variant["dtype"]
     require(low, dtype)
     known = not isinstance(r.positions, int)
     flags = {"PAIRS": int(variant["interleaved"]), "POSITIONS": int(known)}
-    defines: dict[str, str | int] = {"T": register(dtype), **flags}
     operands = [r.x, r.y, r.cosines, r.sines, r.positions if known else r.x]
     strides = (r.batch_stride, r.head_stride, r.token_stride)
     elements = [stride // r.x.itemsize for stride in strides]
     low.launch(
-        ClSource("attention/rotary", defines=tuple(sorted(defines.items()))),
+        program("attention/rotary", T=register(dtype), **flags),
         "rotate_pairs",
         [r.x.size, *operands, r.heads, r.tokens, r.size, r.half, *elements, r.rows],
         *line(low, r.x.size),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.checks.cpu import emit_range_check
@@ -25,19 +25,10 @@ def rotary(node: Node, low: Lowering) -> None:
         steps = (heads * tokens * size, tokens * size, size)
     else:
         batch, tokens, hidden = x.shape
-        heads = int(node.attrs.get("num_heads", 0))
-        if heads == 0:
-            raise Unsupported("RotaryEmbedding of rank 3 without num_heads")
+        heads = int(node.attrs["num_heads"])
         size = hidden // heads
         steps = (tokens * hidden, size, hidden)
-    rotated = int(node.attrs.get("rotary_embedding_dim", 0)) or size
     half, rows = cosines.shape[-1], cosines.size // cosines.shape[-1]
-    if 2 * half != rotated or cosines.dtype != x.dtype or sines.shape != cosines.shape:
-        raise Unsupported(f"RotaryEmbedding of {rotated} elements by {half} angles")
-    if rows < batch * tokens and positions is None:
-        raise Unsupported(f"RotaryEmbedding with angles for {rows} of {batch * tokens} tokens")
-    if positions is not None and positions.dtype != "int64":
-        raise Unsupported(f"RotaryEmbedding with positions of {positions.dtype}")
     if positions is not None:
         emit_range_check(low, positions, "position_ids", 0, rows - 1)
     batch_stride, head_stride, token_stride = (step * item for step in steps)

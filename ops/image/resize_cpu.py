@@ -127,10 +127,8 @@ def _scales(low: Lowering, old: bool, axes: Sequence[int]) -> list[float]:
         return [float(s) for s in node.attrs["scales"]]
     if "height_scale" in node.attrs:
         return [1.0, 1.0, float(node.attrs["height_scale"]), float(node.attrs["width_scale"])]
-    sizes = _content(low, 3)
+    sizes = known(low, 3)
     policy = decoded(node.attrs.get("keep_aspect_ratio_policy", "stretch"))
-    if sizes is None:
-        raise Unsupported(f"{node.op_type} without scales and sizes")
     if policy == "stretch":
         return [y.shape[axis] / x.shape[axis] for axis in axes]
     ratios = [float(s) / x.shape[axis] for s, axis in zip(sizes, axes, strict=True)]
@@ -168,12 +166,10 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
         outside = (at < 0) | (at > a.size - 1)
     elif transform == "pytorch_half_pixel" and length == 1:
         at = np.full(a.taken, -0.5)
-    elif transform in _CENTRED:
+    else:
         # The order of these sums follows onnx.reference, so that positions round as there.
         shift = a.size / 2 * (1 - a.taken / length) if transform == "half_pixel_symmetric" else 0.0
         at = shift + (j + 0.5) / a.scale - 0.5
-    else:
-        raise Unsupported(f"Resize with coordinate_transformation_mode {transform}")
     # The region of interest may be NaN or infinite, but tables of indices hold integers.
     return np.nan_to_num(at, posinf=a.size, neginf=-1), outside
 
@@ -268,8 +264,6 @@ def _in_order(axes: Sequence[Axis], rank: int) -> list[Axis]:
 def _blend(low: Lowering, axes: Sequence[Axis], mode: str, transform: str) -> None:
     """Emit the steps of the modes "linear" and "cubic": a weighted sum along one axis each."""
     x, y = low.input(0), low.output()
-    if mode not in ("linear", "cubic"):
-        raise Unsupported(f"Resize with mode {mode}")
     if x.dtype not in (*FLOATS, "uint8", "int8", "int32"):
         raise Unsupported(f"Resize of {x.dtype} with mode {mode}")
     work = "float64" if x.dtype in ("float64", "int32") else "float32"

@@ -19,8 +19,9 @@ from subgraph.operators.schema import is_before
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
 from subgraph.ops.movement.copies_cpu import emit_copy
-from subgraph.ops.movement.cpu import known_ints
+from subgraph.ops.movement.cpu import known
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
+from subgraph.ops.movement.op import whole_numbers
 from subgraph.ops.shared.delegation import delegate
 from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import tiles
@@ -221,10 +222,9 @@ def grid_sample(node: Node, low: Lowering) -> None:
 def affine_grid(node: Node, low: Lowering) -> None:
     """Lower AffineGrid of a known size: a product of theta with the coordinates of all pixels."""
     theta, y = low.input(0), low.output()
-    size = known_ints(low, 1, "size")
-    if size is None or y.size == 0:
-        raise Unsupported("AffineGrid of a size that is computed at run time, or empty")
-    space, corners = size[2:], bool(node.attrs.get("align_corners", 0))
+    if y.size == 0:
+        raise Unsupported("an empty AffineGrid")
+    space, corners = whole_numbers(known(low, 1))[2:], bool(node.attrs.get("align_corners", 0))
     count = math.prod(space)
     check_memory(8 * (2 * len(space) + 2) * count, f"coordinates of {count} pixels")
     lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]

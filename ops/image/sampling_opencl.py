@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
-from subgraph.opencl.runtime import ClSource, definitions
-from subgraph.ops.shared.opencl_code import line, number, register, require
+from subgraph.opencl.runtime import ClSource
+from subgraph.ops.shared.opencl_code import line, number, program, register, require, variant_of
 
 from .arguments import (
     GridSampleArguments,
@@ -22,14 +20,13 @@ _PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
 
 
 def _region_source(dtype: str, **flags: int) -> ClSource:
-    defines = definitions({"ROI": 1, "T": register(dtype), **flags})
-    return ClSource("image/sampling", defines=defines)
+    return program("image/sampling", ROI=1, T=register(dtype), **flags)
 
 
 @cl_kernel("subgraph.ops.image.roi_kernels", "roi_average", "roi_largest")
 def roi_align(low: ClLowering, kernel: Kernel, a: RoiAlignArguments) -> None:
     """Launch RoiAlign."""
-    dtype = str(dict(kernel.variant)["dtype"])
+    dtype = variant_of(kernel)["dtype"]
     require(low, dtype)
     largest = int(kernel.factory == "roi_largest")
     source = _region_source(dtype, HALF=a.half_pixel, LARGEST=largest)
@@ -41,7 +38,7 @@ def roi_align(low: ClLowering, kernel: Kernel, a: RoiAlignArguments) -> None:
 @cl_kernel("subgraph.ops.image.roi_kernels", "check_sample_count")
 def check_sample_count(low: ClLowering, kernel: Kernel, a: SampleCountArguments) -> None:
     """Launch the check of RoiAlign's number of samples."""
-    dtype = str(dict(kernel.variant)["dtype"])
+    dtype = variant_of(kernel)["dtype"]
     require(low, dtype)
     source = _region_source(dtype, HALF=a.half_pixel, LARGEST=0)
     arguments = [a.regions, a.count, a.bins_down, a.bins_across, number(dtype, a.scale)]
@@ -51,7 +48,7 @@ def check_sample_count(low: ClLowering, kernel: Kernel, a: SampleCountArguments)
 @cl_kernel("subgraph.ops.image.roi_kernels", "max_roi_pool")
 def max_roi_pool(low: ClLowering, kernel: Kernel, a: MaxRoiPoolArguments) -> None:
     """Launch MaxRoiPool."""
-    dtype = str(dict(kernel.variant)["dtype"])
+    dtype = variant_of(kernel)["dtype"]
     require(low, dtype)
     source = _region_source(dtype, HALF=0, LARGEST=0)
     arguments = [a.y.size, a.x, a.regions, a.y, a.images, a.channels, a.height, a.width]
@@ -62,16 +59,16 @@ def max_roi_pool(low: ClLowering, kernel: Kernel, a: MaxRoiPoolArguments) -> Non
 @cl_kernel("subgraph.ops.image.sampling_kernels", "grid_sample")
 def grid_sample(low: ClLowering, kernel: Kernel, a: GridSampleArguments) -> None:
     """Launch GridSample."""
-    variant: dict[str, Any] = dict(kernel.variant)
+    variant = variant_of(kernel)
     require(low, variant["dtype"], variant["grid"])
-    defines: dict[str, str | int] = {
-        "T": register(variant["dtype"]),
-        "U": register(variant["grid"]),
-        "TAPS": _TAPS[variant["mode"]],
-        "PADDING": _PADDINGS[variant["padding"]],
-        "CORNERS": int(variant["corners"]),
-    }
     count = a.grid.size // a.dimensions
-    source = ClSource("image/sampling", defines=definitions(defines))
+    source = program(
+        "image/sampling",
+        T=register(variant["dtype"]),
+        U=register(variant["grid"]),
+        TAPS=_TAPS[variant["mode"]],
+        PADDING=_PADDINGS[variant["padding"]],
+        CORNERS=int(variant["corners"]),
+    )
     arguments = [count, a.x, a.grid, a.y, a.channels, *a.image, a.dimensions, a.points]
     low.launch(source, "grid_sample", arguments, *line(low, count))

@@ -32,16 +32,6 @@ _TILE_BYTES = 16384
 _MIN_ELEMENTS_PER_THREAD = 4096
 
 
-def _check_indices(low: Lowering, indices: Operand) -> None:
-    """Check the dtype of indices.
-
-    Raises:
-        Unsupported: It is neither int32 nor int64.
-    """
-    if indices.dtype not in ("int32", "int64"):
-        raise Unsupported(f"{low.node.op_type} with indices of {indices.dtype}")
-
-
 def _unsigned_dtype(operand: Operand) -> str:
     """Return the unsigned dtype of the same size, as which elements are copied.
 
@@ -58,15 +48,12 @@ def _unsigned_dtype(operand: Operand) -> str:
 def gather(node: Node, low: Lowering) -> None:
     """Gather slices along an axis; a single constant index makes the result a view."""
     x, indices, y = low.input(0), low.input(1), low.output()
-    _check_indices(low, indices)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     item = element_bytes(x)
     size = x.shape[axis]
     if y.size == 0:
         emit_range_check(low, indices, "indices", -size, size - 1)
         return
-    if size == 0:
-        raise Unsupported("Gather from an empty axis")
     steps = contiguous(x.shape)
     if indices.known is not None and indices.size == 1:
         index = int(indices.known.reshape(-1)[0])
@@ -121,7 +108,6 @@ def _element_arguments(
 def gather_elements(node: Node, low: Lowering) -> None:
     """Gather single elements along an axis."""
     x, indices, y = low.input(0), low.input(1), low.output()
-    _check_indices(low, indices)
     emit_gather_elements(low, x, indices, y, normal_axis(int(node.attrs.get("axis", 0)), x.rank))
 
 
@@ -174,7 +160,6 @@ def _copy_data(low: Lowering, x: Operand, y: Operand) -> None:
 def scatter_elements(node: Node, low: Lowering) -> None:
     """Scatter single elements along an axis of a copy of the data."""
     x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
-    _check_indices(low, indices)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     reduction, computed = _reduction(node, x.dtype)
     dtype = computed or _unsigned_dtype(x)
@@ -230,8 +215,6 @@ def gather_nd(node: Node, low: Lowering) -> None:
     if y.size == 0:
         _require_no_indices(indices)
         return
-    if indices.dtype != "int64":
-        raise Unsupported(f"GatherND with indices of {indices.dtype}")
     arguments = _tuple_arguments(low, x, indices, y, int(node.attrs.get("batch_dims", 0)))
     kernel = Kernel(
         "subgraph.ops.indexing.kernels", "nd", dtype=dtype, scatter=False, reduction="none"
@@ -247,8 +230,6 @@ def scatter_nd(node: Node, low: Lowering) -> None:
     x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
     reduction, computed = _reduction(node, x.dtype)
     dtype = computed or _unsigned_dtype(x)
-    if indices.dtype != "int64":
-        raise Unsupported(f"ScatterND with indices of {indices.dtype}")
     _copy_data(low, x, y)
     if updates.size == 0 or y.size == 0:
         _require_no_indices(indices)

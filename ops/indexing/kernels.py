@@ -12,6 +12,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import (
     ld,
@@ -47,11 +48,6 @@ def checked(index: int, size: int, slot: int, number: int) -> int:
     # the report is read.
     report_value(slot, number, index, -size, size - 1)
     return 0 if index < 0 else size - 1
-
-
-def _index(dtype: str) -> tuple[Any, int]:
-    """Return the function that loads an index, and the bytes of an index."""
-    return ld(dtype), 4 if dtype == "int32" else 8
 
 
 def _combiner(reduction: str) -> Function:
@@ -109,7 +105,7 @@ def gather(*, item: int, index: str) -> Function:
     """
     arguments = view_of(GatherArguments)
     load, store = ld(WORDS[item]), st(WORDS[item])
-    load_index, index_bytes = _index(index)
+    load_index, index_bytes = ld(index), item_bytes(index)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -147,9 +143,9 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
     """
     arguments = view_of(ElementsArguments)
     load, store = _access(dtype)
-    load_index, index_bytes = _index(index)
+    load_index, index_bytes = ld(index), item_bytes(index)
     combine = _combiner(reduction)
-    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("buintfloa")]
+    item = item_bytes(dtype)
 
     @register_jitable
     def one_row(a: ElementsArguments, row: int) -> None:
@@ -198,9 +194,9 @@ def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
     """
     arguments = view_of(TuplesArguments)
     load, store = _access(dtype)
-    load_index, _ = _index("int64")
+    load_index = ld("int64")
     combine = _combiner(reduction)
-    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("buintfloa")]
+    item = item_bytes(dtype)
     computes = reduction not in ("", "none")
 
     @register_jitable
@@ -241,7 +237,7 @@ def one_hot(*, item: int) -> Function:
     """
     arguments = view_of(OneHotArguments)
     load, store = ld(WORDS[item]), st(WORDS[item])
-    load_index, _ = _index("int64")
+    load_index = ld("int64")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.movement.opencl import as_unsigned
-from subgraph.ops.shared.opencl_code import line, require, storage, word
+from subgraph.ops.shared.opencl_code import line, program, require, storage, variant_of, word
 from subgraph.ops.shared.strides import collapse
 
 from .arguments import (
@@ -35,22 +34,20 @@ cl_shared(
 )
 
 
-def _program(kernel: Kernel, **defines: int) -> tuple[ClSource, int]:
+def _program(kernel: Kernel, depth: int = 0) -> tuple[ClSource, int]:
     """Return the program for a kernel's variant, and the bytes of an element."""
-    variant: dict[str, Any] = dict(kernel.variant)
+    variant = variant_of(kernel)
     dtype = variant.get("dtype")
     item = int(variant["item"]) if dtype is None else numpy_dtype(dtype).itemsize
-    macros: dict[str, str | int] = {
-        "T": word(item) if dtype is None else storage(dtype),
-        "I": storage(variant.get("index", "int64")),
-        "REDUCTION": _REDUCTIONS[variant.get("reduction", "none")],
-        "FROM": int(not variant.get("scatter", False)),
-        "DEPTH": 0,
-        **defines,
-    }
-    if variant.get("reduction", "none") != "none" and dtype is not None and dtype == "bool":
-        raise Unsupported("a scatter that adds up booleans")
-    return ClSource("indexing/kernels", defines=tuple(sorted(macros.items()))), item
+    source = program(
+        "indexing/kernels",
+        T=word(item) if dtype is None else storage(dtype),
+        I=storage(variant.get("index", "int64")),
+        REDUCTION=_REDUCTIONS[variant.get("reduction", "none")],
+        FROM=int(not variant.get("scatter", False)),
+        DEPTH=depth,
+    )
+    return source, item
 
 
 @cl_kernel("subgraph.ops.indexing.kernels", "gather")
@@ -65,7 +62,7 @@ def gather(low: ClLowering, kernel: Kernel, a: GatherArguments) -> None:
 
 def _reduces(low: ClLowering, kernel: Kernel) -> bool:
     """Return whether updates are combined with the elements of the data."""
-    variant: dict[str, Any] = dict(kernel.variant)
+    variant = variant_of(kernel)
     if variant["reduction"] == "none":
         return False
     if variant["dtype"] in HALF_FLOATS:
@@ -99,7 +96,7 @@ def elements(low: ClLowering, kernel: Kernel, a: ElementsArguments) -> None:
 @cl_kernel("subgraph.ops.indexing.kernels", "nd")
 def nd(low: ClLowering, kernel: Kernel, a: TuplesArguments) -> None:
     """Launch GatherND or ScatterND."""
-    source, item = _program(kernel, DEPTH=a.depth)
+    source, item = _program(kernel, a.depth)
     sizes = np.array([*a.dims[::2], 0], np.int32)
     steps = np.array([*(s // item for s in a.dims[1::2]), 0], np.int32)
     tables: list[Argument] = [low.weight("table32", np.array, t) for t in (sizes, steps)]
@@ -133,11 +130,10 @@ def one_hot(low: ClLowering, kernel: Kernel, a: OneHotArguments) -> None:
 @cl_kernel("subgraph.ops.indexing.kernels", "tensor_scatter")
 def tensor_scatter(low: ClLowering, kernel: Kernel, a: TensorScatterArguments) -> None:
     """Launch TensorScatter."""
-    variant: dict[str, Any] = dict(kernel.variant)
+    variant = variant_of(kernel)
     item = min(a.cache.itemsize, 8)
     flags = {name.upper(): int(variant[name]) for name in ("circular", "indexed")}
     rest: dict[str, str | int] = {"DEPTH": 0, "FROM": 1, "I": "long", "REDUCTION": 0}
-    defines = tuple(sorted({**rest, **flags, "T": word(item)}.items()))
     items = a.update.nbytes // item
     arguments = [
         items,
@@ -146,5 +142,5 @@ def tensor_scatter(low: ClLowering, kernel: Kernel, a: TensorScatterArguments) -
         a.firsts or a.update,
     ]
     arguments += [a.groups, a.positions, a.count, a.row_bytes // item]
-    source = ClSource("indexing/kernels", defines=defines)
+    source = program("indexing/kernels", T=word(item), **rest, **flags)
     low.launch(source, "tensor_scatter", arguments, *line(low, items))

@@ -91,8 +91,6 @@ def _operator_of(name: str, y: Operand) -> str:
 def samples_of(low: Lowering) -> Operand:
     """Return the first input as rows of features; a vector is one row."""
     x = low.input(0)
-    if x.rank not in (1, 2):
-        raise Unsupported(f"samples of shape {x.shape}")
     return x if x.rank == 2 else viewed(low, x, (1, *x.shape))
 
 
@@ -163,9 +161,9 @@ def normalizer(node: Node, low: Lowering) -> None:
     """Lower Normalizer: rows divided by their norms where these are not 0."""
     x = samples_of(low)
     y = viewed(low, low.output(), x.shape)
-    op = _NORMS.get(decoded(attributes(node)["norm"]))
-    if op is None or not x.size:
-        raise Unsupported("a Normalizer of an empty tensor, or with an unknown norm")
+    op = _NORMS[decoded(attributes(node)["norm"])]
+    if not x.size:
+        raise Unsupported("a Normalizer of an empty tensor")
     norm = temporary(low, x.dtype, (x.shape[0], 1))
     emit_reduction(low, op, x, norm, [1])
     e = Expression()
@@ -191,10 +189,6 @@ def array_feature_extractor(node: Node, low: Lowering) -> None:
     """Lower ArrayFeatureExtractor: Gather along the last axis."""
     x, indices, y = low.input(0), low.input(1), low.output()
     known = indices.known
-    if not x.rank or not indices.size:
-        raise Unsupported("an ArrayFeatureExtractor without indices")
-    if known is not None and (known.min() < 0 or known.max() >= x.shape[-1]):
-        raise Unsupported("an ArrayFeatureExtractor of columns that do not exist")
     emit_range_check(low, indices, "Y", 0, x.shape[-1] - 1)
     flat = None if known is None else known.reshape(-1)
     row = Operand(indices.name, indices.dtype, (indices.size,), known=flat)
@@ -302,8 +296,6 @@ def emit_linear(low: Lowering, x: Operand, weights: Array, added: Array, scores:
         added: b [scores].
         scores: The result [samples, scores].
     """
-    if x.shape[1] != weights.shape[1]:
-        raise Unsupported(f"{x.shape[1]} features for {weights.shape[1]}")
     factors = weight_operand(low, "rows", weights)
     delegate(low, "Gemm", [x, factors, weight_operand(low, "added", added)], scores, transB=1)
 

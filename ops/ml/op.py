@@ -19,6 +19,7 @@ from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array, MapType, TensorType, numpy_dtype
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
+from subgraph.ops.elementwise.op import first_type
 
 from . import operands, types
 from .linear import linear_classifier, linear_regressor
@@ -218,7 +219,7 @@ _declare(
     infer=types.feature_vectorizer_types,
     compute=feature_vectorizer,
 )
-_declare("Imputer", requires=operands.imputer_operands, infer=types.input_type)
+_declare("Imputer", requires=operands.imputer_operands, infer=first_type)
 _declare("LabelEncoder", requires=operands.label_encoder_operands, compute=label_encoder)
 _declare(
     "LinearClassifier",

@@ -119,8 +119,6 @@ def _emit_kernel_function(low: Lowering, svm: Svm, x: Operand, found: Operand) -
     vectors, gamma = svm.vectors, svm.gamma
     samples, features = x.shape
     count = len(vectors)
-    if features != vectors.shape[1]:
-        raise Unsupported(f"{features} features for vectors of {vectors.shape[1]}")
     products = temporary(low, "float32", found.shape)
     if svm.kernel == "RBF":
         lanes = low.lanes("float32")
@@ -145,12 +143,7 @@ def _emit_kernel_function(low: Lowering, svm: Svm, x: Operand, found: Operand) -
     else:
         scaled = e("mul", value, e.number(gamma, "float32"))
         value = e("add", scaled, e.number(svm.offset, "float32"))
-        if svm.kernel == "SIGMOID":
-            value = e("tanh", value)
-        elif svm.kernel == "POLY":
-            value = _power(e, value, svm.degree)
-        else:
-            raise Unsupported(f"kernel_type {svm.kernel!r}")
+        value = e("tanh", value) if svm.kernel == "SIGMOID" else _power(e, value, svm.degree)
     emit_expression(low, e, [source(products)], [(e.cast(value, found.dtype), found)])
 
 

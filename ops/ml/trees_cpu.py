@@ -47,7 +47,6 @@ class _PackedForest:
         roots: Root of each tree, in bytes from the first node.
         targets: Target of each vote.
         weights: Weight of each vote.
-        features: Features that a sample must have.
         targets_needed: Targets that there must be.
         one_target: All votes are for one target.
         positive: No weight is negative.
@@ -58,7 +57,6 @@ class _PackedForest:
     roots: Array
     targets: Array
     weights: Array
-    features: int
     targets_needed: int
     one_target: bool
     positive: bool
@@ -119,7 +117,6 @@ def _pack(forest: Forest) -> _PackedForest:
         roots=(NODE_BYTES * forest.roots).astype(np.int32),
         targets=forest.targets.astype(np.int32),
         weights=forest.weights,
-        features=int(forest.features[inner].max(initial=0)) + 1,
         targets_needed=int(forest.targets.max(initial=-1)) + 1,
         one_target=len(np.unique(forest.targets)) == 1,
         positive=bool(np.all(forest.weights >= 0)),
@@ -214,8 +211,6 @@ def _emit(
     x, y = low.input(0), low.output(0 if labels is None else 1)
     samples, features = (1, *x.shape)[-2:]
     count = y.shape[-1]
-    if x.rank not in (1, 2) or y.shape != (samples, count) or features < packed.features:
-        raise Unsupported(f"trees over samples of shape {x.shape}")
     if count < max(packed.targets_needed, 1) or (labels is not None and len(labels) != count):
         raise Unsupported(f"votes for {packed.targets_needed} targets of {count}")
     if base.size not in (0, 1, count) or base.dtype != np.float32:

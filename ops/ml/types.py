@@ -6,29 +6,21 @@ All functions take the node, the types of its inputs, and the values of inputs, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
 from subgraph.operators.reference import attributes
-
-Types = Sequence[ValueType | None]
-Values = Sequence[Any]
-
-
-def _shape(type_: ValueType | None) -> tuple[Dim, ...] | None:
-    return type_.shape if isinstance(type_, TensorType) else None
+from subgraph.ops.elementwise.op import Types, Values, shape_of
 
 
 def _samples(types: Types) -> Dim:
     """Return the number of samples, rows of the first input; a vector is one."""
-    shape = _shape(types[0])
+    shape = shape_of(types[0])
     return None if shape is None else 1 if len(shape) == 1 else shape[0] if shape else None
 
 
 def _features(types: Types) -> Dim:
-    shape = _shape(types[0])
+    shape = shape_of(types[0])
     return shape[-1] if shape else None
 
 
@@ -40,18 +32,7 @@ def float32_type(node: Node, types: Types, values: Values) -> list[ValueType | N
         types: Of the input.
         values: Not used.
     """
-    return [TensorType("float32", _shape(types[0]))]
-
-
-def input_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Return the input's type.
-
-    Args:
-        node: Not used.
-        types: Of the input.
-        values: Not used.
-    """
-    return [types[0]]
+    return [TensorType("float32", shape_of(types[0]))]
 
 
 def feature_vectorizer_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -64,7 +45,7 @@ def feature_vectorizer_types(node: Node, types: Types, values: Values) -> list[V
     """
     widths = node.attrs.get("inputdimensions")
     if widths is None:
-        shapes = [_shape(type_) for type_ in types]
+        shapes = [shape_of(type_) for type_ in types]
         widths = [shape[-1] if shape else None for shape in shapes]
     known = [width for width in widths if isinstance(width, int)]
     total = sum(known) if len(known) == len(widths) else None
@@ -81,8 +62,8 @@ def array_feature_extractor_types(
         types: Of the rows, and of the indices of columns.
         values: Not used.
     """
-    x, indices = types[0], _shape(types[1])
-    rows = _shape(x)
+    x, indices = types[0], shape_of(types[1])
+    rows = shape_of(x)
     if not isinstance(x, TensorType) or not rows or indices is None:
         return [TensorType(x.dtype) if isinstance(x, TensorType) else None]
     several = [dim for dim in indices if dim != 1]

@@ -178,11 +178,11 @@ def ints(node: Node, name: str, rank: int, default: int) -> list[int]:
     Args:
         node: The node.
         name: The attribute's name.
-        rank: Number of values if it is missing.
+        rank: Number of values if it is missing or empty.
         default: Each of these values.
     """
     found: Any = node.attrs.get(name)
-    return [int(v) for v in found] if found is not None else [default] * rank
+    return [int(v) for v in found] if found else [default] * rank
 
 
 def triple(values: Sequence[int], fill: int) -> Triple:

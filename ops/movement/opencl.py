@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from subgraph.dtypes import UNSIGNED
 from subgraph.engine.planner.lowering import (
@@ -18,8 +17,7 @@ from subgraph.engine.planner.lowering import (
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
-from subgraph.opencl.runtime import ClSource
-from subgraph.ops.shared.opencl_code import line, word
+from subgraph.ops.shared.opencl_code import line, program, variant_of, word
 
 from .arguments import FillArguments, ReverseSequenceArguments, TakeArguments, TriluArguments
 from .copies_cpu import Place, StridedCopy
@@ -74,10 +72,6 @@ def as_unsigned(memory: Place, item: int) -> Place:
     )
 
 
-def _source(item: int, **defines: int) -> ClSource:
-    return ClSource("movement/kernels", defines=(("T", word(item)), *sorted(defines.items())))
-
-
 @cl_primitive
 def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
     """Launch a copy.
@@ -92,7 +86,7 @@ def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
     # A program for few dimensions saves the divisions of the missing ones.
     levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MAX_DIMENSIONS
-    count = math.prod(dims)
+    source, count = program("movement/kernels", T=word(item), LEVELS=levels), math.prod(dims)
     ends: list[Argument] = [
         as_unsigned(copy.source, item),
         copy.source_offset // item,
@@ -109,12 +103,11 @@ def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
         outer += _innermost_first(origin[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
         outer += _innermost_first(goal[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
         words: list[Argument] = [rows, size, step, stride, *outer, *ends]
-        program = _source(item, LEVELS=levels)
-        low.launch(program, "copy_rows", words, (rows,), (1,), bytes=copy.moved)
+        low.launch(source, "copy_rows", words, (rows,), (1,), bytes=copy.moved)
         return
     words = [count, *_innermost_first(dims, levels, 1)[:-1]]
     words += [*_innermost_first(origin, levels, 0), *_innermost_first(goal, levels, 0), *ends]
-    low.launch(_source(item, LEVELS=levels), "copy", words, *line(low, count), bytes=copy.moved)
+    low.launch(source, "copy", words, *line(low, count), bytes=copy.moved)
 
 
 def _innermost_first(
@@ -135,8 +128,7 @@ def _item(kernel: Kernel) -> int:
     Raises:
         Unsupported: An element has more than 8 bytes.
     """
-    variant: dict[str, Any] = dict(kernel.variant)
-    item = int(variant["item"])
+    item = int(variant_of(kernel)["item"])
     if item not in UNSIGNED:
         raise Unsupported(f"{kernel.factory} with elements of {item} bytes")
     return item
@@ -147,7 +139,9 @@ def fill(low: ClLowering, kernel: Kernel, a: FillArguments) -> None:
     """Launch a fill with one value."""
     item = _item(kernel)
     words = [a.size, as_unsigned(a.target, item), as_unsigned(a.value, item)]
-    low.launch(_source(item, LEVELS=2), "fill", words, *line(low, a.size))
+    low.launch(
+        program("movement/kernels", T=word(item), LEVELS=2), "fill", words, *line(low, a.size)
+    )
 
 
 @cl_kernel("subgraph.ops.movement.kernels", "take")
@@ -156,7 +150,9 @@ def take(low: ClLowering, kernel: Kernel, a: TakeArguments) -> None:
     item, count = _item(kernel), a.outer * a.taken * a.inner
     words = [count, as_unsigned(a.x, item), as_unsigned(a.y, item), a.table]
     words += [as_unsigned(a.pad, item), a.axis_size, a.taken, a.inner]
-    low.launch(_source(item, LEVELS=2), "take", words, *line(low, count))
+    low.launch(
+        program("movement/kernels", T=word(item), LEVELS=2), "take", words, *line(low, count)
+    )
 
 
 @cl_primitive
@@ -192,7 +188,9 @@ def emit_take_last_axes(
 @cl_kernel("subgraph.ops.movement.kernels", "trilu")
 def trilu(low: ClLowering, kernel: Kernel, a: TriluArguments) -> None:
     """Launch Trilu."""
-    source = _source(_item(kernel), LEVELS=2, UPPER=int(bool(dict(kernel.variant)["upper"])))
+    source = program(
+        "movement/kernels", T=word(_item(kernel)), LEVELS=2, UPPER=int(variant_of(kernel)["upper"])
+    )
     total = a.all_rows * a.columns
     arguments = [total, a.x, a.y, a.rows, a.columns, a.diagonal]
     low.launch(source, "trilu", arguments, *line(low, total))
@@ -205,4 +203,9 @@ def reverse_sequence(low: ClLowering, kernel: Kernel, a: ReverseSequenceArgument
     count = a.batch * a.steps * a.inner
     steps = [a.batch_step // item, a.time_step // item]
     arguments = [count, a.x, a.y, a.lengths, a.batch, a.steps, a.inner, *steps]
-    low.launch(_source(item, LEVELS=2), "reverse_sequence", arguments, *line(low, count))
+    low.launch(
+        program("movement/kernels", T=word(item), LEVELS=2),
+        "reverse_sequence",
+        arguments,
+        *line(low, count),
+    )

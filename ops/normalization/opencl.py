@@ -12,8 +12,8 @@ import numpy as np
 from subgraph.engine.planner.lowering import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
-from subgraph.ops.reduce.opencl import program, row_ranges, variant_of
-from subgraph.ops.shared.opencl_code import line, number, require
+from subgraph.ops.reduce.opencl import row_program, row_ranges
+from subgraph.ops.shared.opencl_code import line, number, require, variant_of
 
 from .arguments import GroupNormArguments, LocalNormArguments, RowNormArguments, SoftmaxArguments
 
@@ -35,7 +35,7 @@ def softmax(low: ClLowering, kernel: Kernel, a: SoftmaxArguments) -> None:
     group, *ranges = row_ranges(low, rows, a.size)
     rounding = ("", "float16", "bfloat16").index(variant["half_precision"])
     flags = {"LOG": int(variant["log"]), "ROUND_TO": rounding}
-    source = program(variant["dtype"], SOFTMAX=1, GROUP=group, **flags)
+    source = row_program(variant["dtype"], SOFTMAX=1, GROUP=group, **flags)
     low.launch(source, "softmax", [rows, *a.words()], *ranges)
 
 
@@ -49,7 +49,7 @@ def rows(low: ClLowering, kernel: Kernel, a: RowNormArguments) -> None:
     group, *ranges = row_ranges(low, count, a.size)
     optional: list[Argument] = [a.bias, a.means, a.deviations]
     present = [int(not isinstance(word, int)) for word in optional]
-    source = program(
+    source = row_program(
         dtype,
         NORMALIZE=1,
         CENTRED=int(variant["centred"]),
@@ -71,7 +71,7 @@ def groups(low: ClLowering, kernel: Kernel, a: GroupNormArguments) -> None:
     require(low, dtype)
     rows = a.x.size // (a.channels * a.pixels)
     group, *ranges = row_ranges(low, rows, a.pixels)
-    source = program(dtype, NORMALIZE=1, CENTRED=1, BIAS=1, MEANS=0, DEVIATIONS=0, GROUP=group)
+    source = row_program(dtype, NORMALIZE=1, CENTRED=1, BIAS=1, MEANS=0, DEVIATIONS=0, GROUP=group)
     epsilon = number(dtype, a.epsilon)
     arguments: Arguments = [
         rows,
@@ -94,4 +94,4 @@ def local_response(low: ClLowering, kernel: Kernel, a: LocalNormArguments) -> No
     require(low, dtype)
     numbers = [number(dtype, value) for value in (a.alpha, a.bias, a.beta)]
     arguments: Arguments = [a.x.size, a.x, a.y, a.channels, a.pixels, a.before, a.after, *numbers]
-    low.launch(program(dtype, EACH=1), "local_response", arguments, *line(low, a.x.size))
+    low.launch(row_program(dtype, EACH=1), "local_response", arguments, *line(low, a.x.size))

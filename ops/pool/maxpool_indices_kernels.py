@@ -6,24 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st
 from subgraph.graph.types import numpy_dtype
 
 from .arguments import PoolIndicesArguments
-
-
-@register_jitable
-def _taps(at: int, size: int, count: int, step: int) -> tuple[int, int]:
-    """Return the first tap inside the input and the one after the last, from pixel ``at`` on.
-
-    Taps are ``step`` pixels apart, of ``count`` in all, in an input of ``size`` pixels.
-    """
-    if at >= 0 and at + (count - 1) * step < size:
-        return 0, count
-    return max(0, (step - 1 - at) // step), max(0, min(count, (size - at + step - 1) // step))
+from .kernels import window_taps
 
 
 def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
@@ -39,6 +28,7 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
     load, store, put = ld(dtype), st(dtype), st("int64")
     numbers = numpy_dtype(dtype)
     item = numbers.itemsize
+    first_tap, end_tap = window_taps()
     lowest = numbers.type(np.iinfo(numbers).min if "int" in dtype else -np.inf)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -57,14 +47,17 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
         for row in range(begin * planes * rows, end * planes * rows):
             unit, h0 = row // (planes * rows), row % rows * a.stride_height - a.pad_height
             d0 = row // rows % planes * a.stride_depth - a.pad_depth
-            first_d, last_d = _taps(d0, depth, a.kernel_depth, a.dilation_depth)
-            first_h, last_h = _taps(h0, height, a.kernel_height, a.dilation_height)
             spread_d, spread_h = a.dilation_depth, a.dilation_height
+            first_d = first_tap(d0, spread_d)
+            last_d = end_tap(d0, spread_d, a.kernel_depth, depth)
+            first_h = first_tap(h0, spread_h)
+            last_h = end_tap(h0, spread_h, a.kernel_height, height)
             x, y = a.x + unit * size * item, a.y + row * columns * item
             first = unit * size
             for o in range(columns):
                 w0 = o * stride_w - pad_w
-                first_w, last_w = _taps(w0, width, kernel_w, spread_w)
+                first_w = first_tap(w0, spread_w)
+                last_w = end_tap(w0, spread_w, kernel_w, width)
                 best, index = lowest, -1
                 if first_d < last_d and first_h < last_h and first_w < last_w:
                     d, h = d0 + first_d * spread_d, h0 + first_h * spread_h

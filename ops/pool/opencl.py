@@ -8,11 +8,10 @@ from subgraph.dtypes import FLOATS, compute_dtype
 from subgraph.engine.planner.lowering import Argument, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
-from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.ops.elementwise.cpu import emit_cast, widened
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.movement.window_opencl import MAX_EXTENT, window_sizes
-from subgraph.ops.shared.opencl_code import line, register, require
+from subgraph.ops.shared.opencl_code import line, program, register, require
 
 from .cpu import pool_geometry, pool_kind, trailing_pads
 from .windows import INT8
@@ -63,16 +62,17 @@ def _pool(low: ClLowering, g: Geometry, after: tuple[int, int, int], include: in
     kind, dtype = pool_kind(node), compute_dtype(out.dtype)
     x, y = widened(low, low.input(0), out, dtype)
     indices = low.outputs[1:]
-    defines: dict[str, str | int] = {
-        "T": register(dtype),
-        "POOL": f"POOL_{kind.upper()}",
-        "LOWEST": _LOWEST.get(dtype, "-INFINITY") if kind == "max" else "0",
-        "INCLUDE": include,
-        "INDICES": 1 + int(node.attrs.get("storage_order", 0)) if indices else 0,
-    }
+    source = program(
+        "pool/kernels",
+        T=register(dtype),
+        POOL=f"POOL_{kind.upper()}",
+        LOWEST=_LOWEST.get(dtype, "-INFINITY") if kind == "max" else "0",
+        INCLUDE=include,
+        INDICES=1 + int(node.attrs.get("storage_order", 0)) if indices else 0,
+    )
     arguments: list[Argument] = [y.size, x, y, *window_sizes(g), *after, *indices]
     low.launch(
-        ClSource("pool/kernels", defines=definitions(defines)),
+        source,
         "window",
         arguments,
         *line(low, y.size),

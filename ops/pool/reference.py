@@ -18,6 +18,8 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 
+from .windows import window_counts, windows_of
+
 
 def global_max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the maximum over all spatial axes."""
@@ -95,33 +97,18 @@ class Windows:
 
 
 def _windows(node: Node, x: Array) -> Windows:
-    options = attributes(node)
-    sizes = x.shape[2:]
-    rank = len(sizes)
-    kernel = tuple(options["kernel_shape"])
-    strides = tuple(options.get("strides") or (1,) * rank)
-    dilations = tuple(options.get("dilations") or (1,) * rank)
-    pads = list(options.get("pads") or (0,) * 2 * rank)
-    auto = str(options.get("auto_pad") or "NOTSET")
-    counts: list[int] = []
-    for k, size in enumerate(sizes):
-        span = (kernel[k] - 1) * dilations[k] + 1
-        if auto.startswith("SAME"):
-            count = -(-size // strides[k])
-            total = max((count - 1) * strides[k] + span - size, 0)
-            pads[k] = total // 2 if auto == "SAME_UPPER" else total - total // 2
-            pads[k + rank] = total - pads[k]
-        else:
-            if auto == "VALID":
-                pads[k] = pads[k + rank] = 0
-            room = size + pads[k] + pads[k + rank] - span
-            count = (-(-room // strides[k]) if options.get("ceil_mode") else room // strides[k]) + 1
-            # With ceil_mode a window that begins in the padding after the input does not count.
-            if options.get("ceil_mode") and (count - 1) * strides[k] >= size + pads[k]:
-                count -= 1
-        counts.append(count)
-    before, after = tuple(pads[:rank]), tuple(pads[rank:])
-    return Windows(kernel, strides, dilations, before, after, tuple(counts), sizes)
+    sizes, kernel = x.shape[2:], tuple(node.attrs["kernel_shape"])
+    stated = windows_of(node, len(sizes))
+    counts = tuple(n for n in window_counts(node, x.shape, kernel) if isinstance(n, int))
+    pads = list(stated.pads)
+    if stated.auto.startswith("SAME"):
+        for k, size in enumerate(sizes):
+            reach = (kernel[k] - 1) * stated.dilations[k] + 1
+            total = max((counts[k] - 1) * stated.strides[k] + reach - size, 0)
+            first = total // 2 if stated.auto == "SAME_UPPER" else total - total // 2
+            pads[k] = first, total - first
+    before, after = zip(*pads, strict=True)
+    return Windows(kernel, stated.strides, stated.dilations, before, after, counts, sizes)
 
 
 def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

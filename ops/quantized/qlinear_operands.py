@@ -110,10 +110,8 @@ def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
     Raises:
         Unsupported: Scales are no weights, or zero points are not known.
     """
-    optional = [low.optional(k) for k in range(10)]
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = optional
-    if x is None or w is None or x_scale is None or w_scale is None:
-        raise Unsupported(f"{node.op_type} with omitted operands")
+    x, x_scale, w, w_scale = (low.input(k) for k in (0, 1, 3, 4))
+    x_zero, w_zero, y_scale, y_zero, bias, bias_scale = map(low.optional, (2, 5, 6, 7, 8, 9))
     constants = [o for o in (w, x_scale, w_scale, y_scale, bias, bias_scale) if o is not None]
     if any(not operand.constant for operand in constants):
         raise Unsupported("weights or scales that are computed at run time")
@@ -122,7 +120,7 @@ def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
         raise Unsupported("scales that are not float32")
     if any(operand is not None and operand.size != 1 for operand in (x_scale, x_zero, y_scale)):
         raise Unsupported("scales or zero points for each row")
-    if x.dtype not in BYTES or w.dtype not in BYTES:
+    if w.dtype not in BYTES:
         raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
     bounds = _bounds(node, low.output(), y_zero)
     return QuantizedOperands(
@@ -132,14 +130,8 @@ def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
 
 
 def integer_operands(low: Lowering) -> QuantizedOperands:
-    """Return the operands of a MatMulInteger or ConvInteger, whose result is the sums.
-
-    Raises:
-        Unsupported: They are not bytes.
-    """
+    """Return the operands of a MatMulInteger or ConvInteger, whose result is the sums."""
     x, w = low.input(0), low.input(1)
-    if x.dtype not in BYTES or w.dtype not in BYTES:
-        raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
     return QuantizedOperands(
         low=low,
         x=x,

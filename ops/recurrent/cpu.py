@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -30,20 +30,7 @@ from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, tiles
 from subgraph.system import host
 
 from .arguments import GATES, ROW_SUM_BYTES, CellsArguments
-from .op import ACTIVATION_DEFAULTS, DEFAULT_ACTIVATIONS
-
-
-@attrs.frozen
-class Activations:
-    """The activations of one direction.
-
-    Attributes:
-        names: In lower case.
-        numbers: Alpha and beta of each, one after another; 0 for one that it does not take.
-    """
-
-    names: tuple[str, ...]
-    numbers: tuple[float, ...]
+from .op import Activations, activations
 
 
 @attrs.frozen
@@ -107,71 +94,64 @@ def read_cells(node: Node, low: Lowering) -> Cells:
     x, w, r = low.input(0), low.input(1), low.input(2)
     batch_first = bool(node.attrs.get("layout", 0))
     steps, batch = reversed(x.shape[:2]) if batch_first else x.shape[:2]
-    directions, hidden = r.shape[0], r.shape[2]
-    lengths = low.optional(4)
-    if lengths is not None and lengths.known is not None and (lengths.known == steps).all():
-        lengths = None
-    constants = [w, r, low.optional(3), low.optional(7)]
-    if any(operand is not None and not operand.constant for operand in constants):
-        raise Unsupported(f"{node.op_type} with weights that are computed at run time")
-    sizes = (steps, batch, x.shape[2], hidden, directions)
-    if 0 in sizes:
-        raise Unsupported(f"{node.op_type} of an empty tensor")
-    if lengths is not None:
-        emit_range_check(low, lengths, "sequence_lens", 0, steps)
-    return Cells(
-        kind=node.op_type,
-        sizes=sizes,
-        x=x,
-        w=w,
-        r=r,
-        bias=low.optional(3),
-        lengths=lengths,
-        hidden=low.optional(5),
-        cell=low.optional(6) if node.op_type == "LSTM" else None,
-        peepholes=low.optional(7) if node.op_type == "LSTM" else None,
-        activations=activations(node, node.op_type, directions),
-        batch_first=batch_first,
-        backwards=decoded(node.attrs.get("direction", "forward")) == "reverse",
-        linear=node.op_type == "GRU" and bool(node.attrs.get("linear_before_reset", 0)),
-        coupled=node.op_type == "LSTM" and bool(node.attrs.get("input_forget", 0)),
-        clip=float(node.attrs.get("clip") or 0.0),
-    )
+    sizes = (steps, batch, x.shape[2], r.shape[2], r.shape[0])
+    weights = (w, r, low.optional(3))
+    return cells_of(node, low, node.op_type, sizes, weights, bias=low.optional(3), w=w, r=r)
 
 
-def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ...]:
-    """Return the activations of each direction.
+def cells_of(
+    node: Node,
+    low: Lowering,
+    kind: str,
+    sizes: tuple[int, int, int, int, int],
+    weights: Iterable[Operand | None],
+    *,
+    w: Operand,
+    r: Operand,
+    bias: Operand | None = None,
+) -> Cells:
+    """Return a recurrent operator whose inputs from 4 on are lengths, states and peepholes.
 
     Args:
-        node: The node. Activations that take an alpha (beta) take the next number of
-            ``activation_alpha`` (``activation_beta``), while there is one.
+        node: The node.
+        low: Its lowering.
         kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
-        directions: How many there are.
+        sizes: Steps, batch, elements of an input, hidden size, directions.
+        weights: Operands that must be constant, besides the peepholes.
+        w: Weights of the inputs.
+        r: Recurrence weights.
+        bias: Biases.
 
     Raises:
-        Unsupported: One is unknown, or there are too few.
+        Unsupported: There is no kernel for it.
     """
-    usual = DEFAULT_ACTIVATIONS[kind]
-    listed = [decoded(name).lower() for name in node.attrs.get("activations") or usual * directions]
-    unknown = [name for name in listed if name not in ACTIVATION_DEFAULTS]
-    if unknown or len(listed) < len(usual) * directions:
-        raise Unsupported(f"{node.op_type} with activations {listed}")
-    sources: list[Iterator[float]] = [
-        iter(node.attrs.get(f"activation_{name}") or ()) for name in ("alpha", "beta")
-    ]
-
-    def numbers(name: str) -> list[float]:
-        found = [
-            float(next(source, default))
-            for source, default in zip(sources, ACTIVATION_DEFAULTS[name], strict=False)
-        ]
-        return [*found, 0.0, 0.0][:2]
-
-    made: list[Activations] = []
-    for k in range(directions):
-        names = listed[k * len(usual) :][: len(usual)]
-        made.append(Activations(tuple(names), tuple(n for name in names for n in numbers(name))))
-    return tuple(made)
+    lengths, hidden, cell, peepholes = (low.optional(k) for k in range(4, 8))
+    if any(o is not None and not o.constant for o in (*weights, peepholes)):
+        raise Unsupported(f"{node.op_type} with weights that are computed at run time")
+    if 0 in sizes:
+        raise Unsupported(f"{node.op_type} of an empty tensor")
+    if lengths is not None and lengths.known is not None and (lengths.known == sizes[0]).all():
+        lengths = None
+    if lengths is not None:
+        emit_range_check(low, lengths, "sequence_lens", 0, sizes[0])
+    return Cells(
+        kind=kind,
+        sizes=sizes,
+        x=low.input(0),
+        w=w,
+        r=r,
+        bias=bias,
+        lengths=lengths,
+        hidden=hidden,
+        cell=cell,
+        peepholes=peepholes,
+        activations=activations(node.attrs, kind, sizes[4]),
+        batch_first=bool(node.attrs.get("layout", 0)),
+        backwards=decoded(node.attrs.get("direction", "forward")) == "reverse",
+        linear=kind == "GRU" and bool(node.attrs.get("linear_before_reset", 0)),
+        coupled=kind == "LSTM" and bool(node.attrs.get("input_forget", 0)),
+        clip=float(node.attrs.get("clip") or 0.0),
+    )
 
 
 # ---------------------------------------------------------------- weights

@@ -7,8 +7,7 @@ the first three have a reference here, too. The equations are those of the ONNX 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -195,45 +194,62 @@ _ACTIVATIONS: Mapping[str, tuple[Callable[[Array, float, float], Array], tuple[f
 }
 
 
-# The same defaults, for lowerings.
-ACTIVATION_DEFAULTS = {name: defaults for name, (_, defaults) in _ACTIVATIONS.items()}
+@attrs.frozen
+class Activations:
+    """The activations of one direction.
+
+    Attributes:
+        names: In lower case.
+        numbers: Alpha and beta of each, one after another; 0 for one that it does not take.
+    """
+
+    names: tuple[str, ...]
+    numbers: tuple[float, ...]
 
 
-def activations(
-    options: Mapping[str, Any], defaults: tuple[str, ...], directions: int
-) -> list[list[Activation]]:
-    """Return the activations of each direction, clipped if the node says so.
+def activations(options: Mapping[str, Any], kind: str, directions: int) -> tuple[Activations, ...]:
+    """Return the activations of each direction.
 
     Args:
         options: The node's attributes. Activations that take an alpha (beta) take the next number
             of ``activation_alpha`` (``activation_beta``), while there is one.
-        defaults: Activations of a direction, where the node names none.
+        kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
         directions: How many there are.
     """
-    names: Sequence[Any] = options.get("activations") or defaults * directions
-    alphas = iter(options.get("activation_alpha") or ())
-    betas = iter(options.get("activation_beta") or ())
-    made: list[Activation] = [
-        _activation(str(n), alphas, betas) for n in names[: len(defaults) * directions]
+    usual = DEFAULT_ACTIVATIONS[kind]
+    listed = [decoded(name).lower() for name in options.get("activations") or usual * directions]
+    alphas, betas = (iter(options.get(f"activation_{name}") or ()) for name in ("alpha", "beta"))
+    made: list[Activations] = []
+    for k in range(directions):
+        names = listed[k * len(usual) :][: len(usual)]
+        numbers: list[float] = []
+        for name in names:
+            defaults = (*_ACTIVATIONS[name][1], None, None)
+            for source, default in zip((alphas, betas), defaults, strict=False):
+                numbers.append(0.0 if default is None else float(next(source, default)))
+        made.append(Activations(tuple(names), tuple(numbers)))
+    return tuple(made)
+
+
+def _functions(options: Mapping[str, Any], kind: str, directions: int) -> list[list[Activation]]:
+    """Return the activations of each direction, clipped if the node says so."""
+    clip = float(options.get("clip") or 0.0)
+    return [
+        [
+            _function(name, alpha, beta, clip)
+            for name, alpha, beta in zip(
+                own.names, own.numbers[::2], own.numbers[1::2], strict=True
+            )
+        ]
+        for own in activations(options, kind, directions)
     ]
-    clip = options.get("clip")
+
+
+def _function(name: str, alpha: float, beta: float, clip: float) -> Activation:
+    function = _ACTIVATIONS[name][0]
     if clip:
-        made = [partial(_clipped, function, float(clip)) for function in made]
-    return [made[k * len(defaults) :][: len(defaults)] for k in range(directions)]
-
-
-def _activation(name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
-    """Return an activation, which takes its alpha and beta from the iterators."""
-    function, defaults = _ACTIVATIONS[name.lower()]
-    sources = (alphas, betas)
-    a, b = [
-        next(source, defaults[k]) if k < len(defaults) else 0.0 for k, source in enumerate(sources)
-    ]
-    return lambda x: function(x, a, b)
-
-
-def _clipped(function: Activation, limit: float, x: Array) -> Array:
-    return function(np.clip(x, -limit, limit))
+        return lambda x: function(np.clip(x, -clip, clip), alpha, beta)
+    return lambda x: function(x, alpha, beta)
 
 
 @attrs.frozen
@@ -321,37 +337,44 @@ def scan(
     return outputs, state
 
 
-def _run(
-    inputs: Sequence[Any],
+def _scan_directions(
+    xs: Sequence[Array],
+    lengths: Array,
+    cells: Sequence[Cell],
+    states: Iterable[tuple[Array, ...]],
     options: Mapping[str, Any],
-    gates: int,
-    defaults: tuple[str, ...],
+) -> list[Array]:
+    """Return Y and the last states of all directions; see `scan`."""
+    results: list[Array] = []
+    lasts: list[tuple[Array, ...]] = []
+    for k, (x, cell, state) in enumerate(zip(xs, cells, states, strict=False)):
+        backwards = options.get("direction") == "reverse" or k == 1
+        output, last = scan(x, lengths, cell, state, backwards)
+        results.append(output)
+        lasts.append(last)
+    return [np.stack(results, 1), *(np.stack(parts) for parts in zip(*lasts, strict=True))]
+
+
+def _run(
+    node: Node,
+    inputs: Sequence[Any],
     make_cell: Callable[[_Inputs, int, Sequence[Activation]], Cell],
-    states: int,
+    states: int = 1,
 ) -> list[Array]:
     """Return Y and the last states, in the node's layout and X's dtype.
 
     Args:
-        inputs: Of the node.
-        options: Its attributes.
-        gates: Gates of its cell.
-        defaults: Activations of a direction, where the node names none.
+        node: The node.
+        inputs: Its inputs.
         make_cell: ``(inputs, direction, activations) -> cell``.
         states: Arrays of a state: 1, or 2 with a cell state.
     """
-    prepared = _prepare(inputs, options, gates)
-    directions = prepared.w.shape[0]
-    functions = activations(options, defaults, directions)
-    results: list[Array] = []
-    lasts: list[tuple[Array, ...]] = []
-    for k in range(directions):
-        backwards = options.get("direction") == "reverse" or k == 1
-        start = (prepared.h[k], prepared.c[k])[:states]
-        cell = make_cell(prepared, k, functions[k])
-        output, last = scan(prepared.x, prepared.lengths, cell, start, backwards)
-        results.append(output)
-        lasts.append(last)
-    outputs = [np.stack(results, 1), *(np.stack(parts) for parts in zip(*lasts, strict=True))]
+    options = attributes(node)
+    prepared = _prepare(inputs, options, GATES[node.op_type])
+    functions = _functions(options, node.op_type, len(prepared.w))
+    cells = [make_cell(prepared, k, own) for k, own in enumerate(functions)]
+    starts = zip(*(prepared.h, prepared.c)[:states], strict=True)
+    outputs = _scan_directions([prepared.x] * len(cells), prepared.lengths, cells, starts, options)
     if options.get("layout"):
         first = outputs[0].transpose(2, 0, 1, 3)
         outputs = [first, *(state.swapaxes(0, 1) for state in outputs[1:])]
@@ -365,13 +388,12 @@ def rnn(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         w, r, b = prepared.w[k].T, prepared.r[k].T, prepared.b[k].reshape(2, -1).sum(0)
         return lambda x, state: (functions[0](x @ w + state[0] @ r + b),)
 
-    return _run(inputs, attributes(node), 1, DEFAULT_ACTIVATIONS["RNN"], make_cell, 1)
+    return _run(node, inputs, make_cell)
 
 
 def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y and Y_h; gates in the order z, r, h."""
-    options = attributes(node)
-    linear = bool(options.get("linear_before_reset"))
+    linear = bool(attributes(node).get("linear_before_reset"))
 
     def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
         w, r = prepared.w[k].T, prepared.r[k].T
@@ -390,7 +412,7 @@ def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
         return cell
 
-    return _run(inputs, options, 3, DEFAULT_ACTIVATIONS["GRU"], make_cell, 1)
+    return _run(node, inputs, make_cell)
 
 
 def lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -406,7 +428,7 @@ def lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
             coupled=bool(options.get("input_forget")),
         )
 
-    return _run(inputs, options, 4, DEFAULT_ACTIVATIONS["LSTM"], make_cell, 2)
+    return _run(node, inputs, make_cell, states=2)
 
 
 def lstm_cell(
@@ -515,28 +537,24 @@ def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
     lengths, h, c, p = optional[:4]
     steps, batch, _ = x.shape
     directions, hidden, _ = r.shape
-    functions = activations(options, DEFAULT_ACTIVATIONS["LSTM"], directions)
+    functions = _functions(options, "LSTM", directions)
     lengths = np.full(batch, steps) if lengths is None else np.asarray(lengths)
     initial = np.zeros((directions, batch, hidden), np.float32)
     h, c = initial if h is None else h, initial if c is None else c
     p = np.zeros((directions, 3 * hidden), np.float32) if p is None else p
     scales, zeros = per_column(scales, hidden), per_column(zeros, hidden)
-    outputs: list[Array] = []
-    lasts: list[tuple[Array, ...]] = []
-    parts: list[Array] = np.split(x, directions, axis=2)
-    for k, part in enumerate(parts):
-        centred: Array = r[k].astype(np.int64) - zeros[k]
-        cell = lstm_cell(
-            _quantized_gates(centred, scales[k]),
+    coupled = bool(options.get("input_forget"))
+    cells = [
+        lstm_cell(
+            _quantized_gates(r[k].astype(np.int64) - zeros[k], scales[k]),
             p[k],
             functions[k],
-            coupled=bool(options.get("input_forget")),
+            coupled=coupled,
         )
-        backwards = k == 1 or options.get("direction") == "reverse"
-        output, last = scan(part, lengths, cell, (h[k], c[k]), backwards)
-        outputs.append(output)
-        lasts.append(last)
-    return [np.stack(outputs, 1), *(np.stack(states) for states in zip(*lasts, strict=True))]
+        for k in range(directions)
+    ]
+    parts = np.split(x, directions, axis=2)
+    return _scan_directions(parts, lengths, cells, zip(h, c, strict=True), options)
 
 
 def _quantized_gates(weights: Array, scales: Array) -> Any:

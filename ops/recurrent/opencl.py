@@ -10,12 +10,11 @@ from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_primitive, cl_shared
-from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.shared.opencl_code import number, register, require
+from subgraph.ops.shared.opencl_code import number, program, register, require
 
-from .cpu import Cells, input_products, last_bias
+from .cpu import Cells, input_products, last_bias, strides
 from .op import per_column
 from .quantized_cpu import read_quantized_cells
 
@@ -118,6 +117,8 @@ def _launch(
     defines |= {"QUANTIZED": int(name == "quantized_cells")}
     # The kernel does not read an omitted operand: any buffer stands for it.
     buffers: list[Argument] = [*leading, *(of or scratch[0] for of in optional.values()), *scratch]
+    row = strides(c, hidden)
+    moved = [*strides(c, directions * c.gates * hidden)[0], *row[1], *row[2]]
     for first in range(1 if one_launch else directions):
         own = c.activations[first]
         texts = [_ACTIVATIONS[key] for key in own.names]
@@ -125,26 +126,13 @@ def _launch(
             defines[f"{key}(x, a, b)"] = made
         numbers = [*own.numbers, *[0.0] * (6 - len(own.numbers))]
         low.launch(
-            ClSource("recurrent/kernels", defines=definitions(defines)),
+            program("recurrent/kernels", **defines),
             name,
             [
-                *(*buffers, steps, batch, hidden, first, int(c.backwards), *_strides(c)),
+                *(*buffers, steps, batch, hidden, first, int(c.backwards), *moved),
                 *(number(c.x.dtype, value) for value in (c.clip, *numbers)),
             ],
             (count * groups * group,),
             (group,),
             flops=2 * count * steps * batch * c.gates * hidden * hidden,
         )
-
-
-def _strides(c: Cells) -> list[int]:
-    """Return strides in elements.
-
-    Of inputs between steps and sequences, of states between sequences and directions, of results
-    between steps, sequences and directions.
-    """
-    steps, batch, _, hidden, directions = c.sizes
-    wide, row = directions * c.gates * hidden, directions * hidden
-    if c.batch_first:
-        return [wide, steps * wide, row, hidden, row, steps * row, hidden]
-    return [batch * wide, wide, hidden, batch * hidden, batch * row, hidden, batch * hidden]

@@ -11,18 +11,15 @@ from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
     Operand,
-    Unsupported,
     Weight,
     lowering,
 )
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
 
-from .cpu import Cells, Recurrence, activations, emit_steps, padded_gates, strides, unit_tiling
+from .cpu import Cells, Recurrence, cells_of, emit_steps, padded_gates, strides, unit_tiling
 from .op import per_column
 
 
@@ -52,34 +49,9 @@ def read_quantized_cells(node: Node, low: Lowering) -> Cells:
         Unsupported: There is no kernel for them.
     """
     x, r, scale, zero = (low.input(k) for k in range(4))
-    lengths, hidden, cell, holes = (low.optional(k) for k in range(4, 8))
-    steps, batch, _ = x.shape
-    directions, size, _ = r.shape
-    constants = [r, scale, zero, *([] if holes is None else [holes])]
-    if not all(operand.constant for operand in constants):
-        raise Unsupported("QuantizedLSTM with weights that are computed at run time")
-    if 0 in (steps, batch, size):
-        raise Unsupported("QuantizedLSTM of an empty tensor")
-    if lengths is not None:
-        emit_range_check(low, lengths, "sequence_lens", 0, steps)
-    return Cells(
-        kind="LSTM",
-        sizes=(steps, batch, 0, size, directions),
-        x=x,
-        w=x,
-        r=r,
-        bias=None,
-        lengths=lengths,
-        hidden=hidden,
-        cell=cell,
-        peepholes=holes,
-        activations=activations(node, "LSTM", directions),
-        batch_first=False,
-        backwards=decoded(node.attrs.get("direction", "forward")) == "reverse",
-        linear=False,
-        coupled=bool(node.attrs.get("input_forget", 0)),
-        clip=float(node.attrs.get("clip") or 0.0),
-    )
+    steps, batch, width = x.shape
+    sizes = (steps, batch, width, r.shape[1], r.shape[0])
+    return cells_of(node, low, "LSTM", sizes, (r, scale, zero), w=x, r=r)
 
 
 def _weights(low: Lowering, of: Tiles, r: Operand) -> tuple[Argument, int]:

@@ -14,7 +14,7 @@ from subgraph.engine.planner.lowering import Argument, Lowering, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
-from subgraph.ops.shared.opencl_code import line, register, require
+from subgraph.ops.shared.opencl_code import line, program, register, require, variant_of
 
 from .arguments import ArgMinMaxArguments, CumulativeArguments, MinMaxArguments
 from .cpu import Reduction, emit_reduction
@@ -45,10 +45,10 @@ _STEPS = {
 }
 
 
-def program(dtype: str, **defines: str | int) -> ClSource:
+def row_program(dtype: str, **macros: str | int) -> ClSource:
     """Return the program of reductions and normalizations for a dtype, with these macros."""
-    defines = {"GROUP": 1, "T": register(dtype), "REAL": int(dtype not in INTEGERS), **defines}
-    return ClSource("reduce/kernels", defines=tuple(sorted(defines.items())))
+    macros = {"GROUP": 1, "REAL": int(dtype not in INTEGERS), **macros}
+    return program("reduce/kernels", T=register(dtype), **macros)
 
 
 def row_ranges(low: ClLowering, count: int, size: int) -> tuple[int, tuple[int], tuple[int]]:
@@ -89,16 +89,11 @@ def emit_merged_reduction(low: Lowering, r: Reduction) -> None:
     start, step, join, end = _STEPS[r.op]
     group, *ranges = row_ranges(low, r.y.size, r.count)
     macros: dict[str, str | int] = {"STEP(a, v)": step, "JOIN(a, b)": join, "END(a)": end}
-    source = program(
+    source = row_program(
         r.dtype, REDUCE=1, START=start, GROUP=group, SHIFTED=int(bool(r.shifts)), **macros
     )
     moved = r.x.nbytes + r.y.nbytes
     low.launch(source, "reduce", arguments, *ranges, flops=r.x.size, bytes=moved)
-
-
-def variant_of(kernel: Kernel) -> dict[str, Any]:
-    """Return the arguments of a kernel's factory, by name."""
-    return dict(kernel.variant)
 
 
 @cl_kernel("subgraph.ops.reduce.kernels", "argminmax_columns", "argminmax_rows")
@@ -108,7 +103,7 @@ def argminmax(low: ClLowering, kernel: Kernel, a: ArgMinMaxArguments) -> None:
     require(low, variant["dtype"])
     flags = {"LARGEST": int(variant["largest"]), "LAST": int(variant["last"]), "PRODUCT": 0}
     rows = a.x.size // a.size
-    source = program(variant["dtype"], SCAN=1, **flags)
+    source = row_program(variant["dtype"], SCAN=1, **flags)
     low.launch(source, "argminmax", [rows, *a.words()], *line(low, rows))
 
 
@@ -128,5 +123,5 @@ def cumulative(low: ClLowering, kernel: Kernel, a: CumulativeArguments) -> None:
     require(low, variant["dtype"])
     rows = a.x.size // a.size
     flags = {"LARGEST": 0, "LAST": 0, "PRODUCT": int(variant["op"] == "prod")}
-    source = program(variant["dtype"], SCAN=1, **flags)
+    source = row_program(variant["dtype"], SCAN=1, **flags)
     low.launch(source, "cumulative", [rows, *a.words()], *line(low, rows))

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from subgraph.dtypes import HALF_FLOATS, INTEGERS
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -196,8 +196,6 @@ def non_max_suppression(node: Node, low: Lowering) -> None:
     found, count = low.output(0), low.output(1)
     batch, classes, number = scores.shape
     units = batch * classes
-    if boxes.shape != (batch, number, 4):
-        raise Unsupported(f"boxes {boxes.shape} for scores {scores.shape}")
     if found.size == 0:
         _emit_zero_count(low, count)
         return
@@ -206,8 +204,6 @@ def non_max_suppression(node: Node, low: Lowering) -> None:
     many = temporary(low, "int64", (units,))
     lanes = low.lanes("float32")
     most, overlap, least = (low.optional(k) for k in (2, 3, 4))
-    if most is not None and most.dtype != "int64":
-        raise Unsupported(f"a number of boxes of {most.dtype}")
     arguments = SuppressArguments(
         boxes=boxes,
         scores=scores,

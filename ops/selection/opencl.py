@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.opencl import as_unsigned
-from subgraph.ops.shared.opencl_code import line, require, storage, word
+from subgraph.ops.shared.opencl_code import line, program, require, storage, variant_of, word
 
 from .arguments import (
     CompressArguments,
@@ -55,7 +54,7 @@ def _program(low: ClLowering, dtype: str = "", /, **defines: int) -> ClSource:
     if dtype:
         require(low, dtype)
         macros["T"] = storage(dtype)
-    return ClSource("selection/kernels", defines=tuple(sorted({**macros, **defines}.items())))
+    return program("selection/kernels", **macros, **defines)
 
 
 def _group(low: ClLowering) -> int:
@@ -147,7 +146,7 @@ def _chunk(low: ClLowering, count: int) -> int:
 @cl_kernel("subgraph.ops.selection.top_kernels", "keys", "wide_keys")
 def top_k(low: ClLowering, kernel: Kernel, a: TopKArguments) -> None:
     """Launch TopK."""
-    variant: dict[str, Any] = dict(kernel.variant)
+    variant = variant_of(kernel)
     descending = bool(variant["largest"])
     lines = a.x.size // a.size
     found = _sorted_indices(low, a.x, lines, a.size, inner=a.inner, most=a.k, descending=descending)
@@ -216,7 +215,7 @@ def _flagged_indices(
 @cl_kernel("subgraph.ops.selection.kernels", "non_zero")
 def non_zero(low: ClLowering, kernel: Kernel, a: NonZeroArguments) -> None:
     """Launch NonZero."""
-    _flagged_indices(low, a.x, a.indices, a.count, a.dims, bool(dict(kernel.variant)["half"]))
+    _flagged_indices(low, a.x, a.indices, a.count, a.dims, variant_of(kernel)["half"])
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "compress")
@@ -228,16 +227,14 @@ def compress(low: ClLowering, kernel: Kernel, a: CompressArguments) -> None:
     inner = a.slice_bytes // item
     count = a.outer * a.room * inner
     arguments = [count, as_unsigned(a.x, item), indices, a.count, as_unsigned(a.y, item)]
-    source = ClSource(
-        "selection/kernels", defines=(("COMPRESS", 1), ("GROUP", 1), ("T", word(item)))
-    )
+    source = program("selection/kernels", COMPRESS=1, GROUP=1, T=word(item))
     low.launch(source, "compress", [*arguments, a.size, a.room, inner], *line(low, count))
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "unique")
 def unique(low: ClLowering, kernel: Kernel, a: UniqueArguments) -> None:
     """Launch Unique: sorted rows, groups of equal ones, and the number and count of each group."""
-    variant: dict[str, Any] = dict(kernel.variant)
+    variant = variant_of(kernel)
     dtype = variant["dtype"]
     rows, total = a.rows, a.count
     order = _sorted_indices(low, a.x, 1, rows, length=a.length)
@@ -267,7 +264,7 @@ def suppress(low: ClLowering, kernel: Kernel, a: SuppressArguments) -> None:
         emit_fill(low, a.counts, lines, np.zeros(1, np.int64))
         return
     flags = {
-        "CENTRED": int(bool(dict(kernel.variant)["centred"])),
+        "CENTRED": int(variant_of(kernel)["centred"]),
         "LIMITED": int(isinstance(a.overlap, Operand)),
         "SCORED": int(isinstance(a.least, Operand)),
     }

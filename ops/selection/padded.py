@@ -9,14 +9,13 @@ inputs and attributes are those of the original operator.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Array, Dim, TensorType, ValueType
+from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.reference import evaluate
 from subgraph.operators.requirements import (
     Tensor,
@@ -27,7 +26,8 @@ from subgraph.operators.requirements import (
     require_shape,
     require_single,
 )
-from subgraph.ops.shared.strides import normal_axis
+from subgraph.ops.elementwise.op import Types, Values, shape_of
+from subgraph.ops.shared.strides import normal_axis, product
 
 PREFIX = "Padded"
 # The axis along which each output is cut; -1: the attribute ``axis``, None: it is not cut.
@@ -38,25 +38,12 @@ TRIMMED: dict[str, tuple[int | None, ...]] = {
     "Unique": (-1, 0, None, 0),
 }
 _COUNT = TensorType("int64", (1,))
-Types = Sequence[ValueType | None]
-Values = Sequence[Array | None]
 
 
 def trimmed_axis(node: Node, output: int) -> int | None:
     """Return the axis along which an output of the operator is cut, None if it is not."""
     axis = TRIMMED[node.op_type.removeprefix(PREFIX)][output]
     return int(node.attrs.get("axis") or 0) if axis == -1 else axis
-
-
-def _product(dims: Sequence[Dim]) -> Dim:
-    """Return the product of dimensions, None if one is unknown."""
-    numbers = [dim for dim in dims if isinstance(dim, int)]
-    return math.prod(numbers) if len(numbers) == len(dims) else None
-
-
-def _shape(type_: ValueType | None) -> tuple[Dim, ...] | None:
-    """Return the shape of a tensor type, None while unknown."""
-    return type_.shape if isinstance(type_, TensorType) else None
 
 
 def _dtype(type_: ValueType | None) -> str:
@@ -142,8 +129,8 @@ def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]
         types: Type of the input, None while unknown. A scalar has columns of 0 indices.
         values: Contents of constant inputs; not read.
     """
-    shape = _shape(types[0])
-    places = None if shape is None else (len(shape), _product(shape))
+    shape = shape_of(types[0])
+    places = None if shape is None else (len(shape), product(shape))
     return [TensorType("int64", places), _COUNT]
 
 
@@ -155,11 +142,11 @@ def compress(node: Node, types: Types, values: Values) -> list[ValueType | None]
         types: Types of data and conditions, None while unknown.
         values: Contents of constant inputs; not read.
     """
-    shape, conditions = _shape(types[0]), _shape(types[1])
+    shape, conditions = shape_of(types[0]), shape_of(types[1])
     if shape is None or conditions is None:
         return [TensorType(_dtype(types[0])), _COUNT]
     axis = node.attrs.get("axis")
-    dims = [_product(shape)] if axis is None else list(shape)
+    dims = [product(shape)] if axis is None else list(shape)
     place = 0 if axis is None else normal_axis(int(axis), len(dims))
     size, most = dims[place], conditions[0]
     dims[place] = min(size, most) if isinstance(size, int) and isinstance(most, int) else None
@@ -174,11 +161,11 @@ def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         types: Type of the input, None while unknown.
         values: Contents of constant inputs; not read.
     """
-    shape, axis = _shape(types[0]), node.attrs.get("axis")
+    shape, axis = shape_of(types[0]), node.attrs.get("axis")
     numbers = TensorType("int64", (None,))
     if shape is None:
         return [TensorType(_dtype(types[0])), numbers, numbers, numbers, _COUNT]
-    dims = (_product(shape),) if axis is None else shape
+    dims = (product(shape),) if axis is None else shape
     place = 0 if axis is None else normal_axis(int(axis), len(dims))
     numbers = TensorType("int64", (dims[place],))
     return [TensorType(_dtype(types[0]), dims), numbers, numbers, numbers, _COUNT]
@@ -193,7 +180,7 @@ def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueT
         values: Contents of constant inputs; a constant ``max_output_boxes_per_class`` lowers the
             size.
     """
-    shape = _shape(types[1])
+    shape = shape_of(types[1])
     if shape is None or len(shape) != 3:
         return [TensorType("int64", (None, 3)), _COUNT]
     # No class can select more boxes than there are.
@@ -201,7 +188,7 @@ def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueT
     wanted = values[2] if len(values) > 2 else None
     if wanted is not None and isinstance(most, int):
         most = max(0, min(most, int(wanted.reshape(-1)[0])))
-    return [TensorType("int64", (_product((shape[0], shape[1], most)), 3)), _COUNT]
+    return [TensorType("int64", (product((shape[0], shape[1], most)), 3)), _COUNT]
 
 
 def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -212,7 +199,7 @@ def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         types: Types of buffer and count, None while unknown.
         values: Contents of constant inputs: the count may be among them.
     """
-    shape = _shape(types[0])
+    shape = shape_of(types[0])
     if shape is None:
         return [TensorType(_dtype(types[0]))]
     dims = list(shape)

@@ -12,11 +12,23 @@ import numpy as np
 
 from subgraph.dtypes import DTYPES, HALF_FLOATS
 from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering
+from subgraph.opencl.runtime import ClSource, definitions
 
 _WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
+
+
+def program(name: str, /, **macros: str | int) -> ClSource:
+    """Return the program of the file ``ops/<name>.cl`` with these macros."""
+    return ClSource(name, defines=definitions(macros))
+
+
+def variant_of(kernel: Kernel) -> dict[str, Any]:
+    """Return the arguments of a kernel's factory, by name."""
+    return dict(kernel.variant)
 
 
 def storage(dtype: str) -> str:

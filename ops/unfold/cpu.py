@@ -14,8 +14,9 @@ from subgraph.operators.requirements import decoded
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
-from subgraph.ops.movement.cpu import element_bytes, known_ints
+from subgraph.ops.movement.cpu import element_bytes, known
 from subgraph.ops.movement.geometry import ints, triple
+from subgraph.ops.movement.op import whole_numbers
 from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.strides import contiguous
 
@@ -23,14 +24,6 @@ from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
 _FLOATS = ("float32", "float64")
 _MIN_PIXELS_PER_THREAD = 2048  # least pixels of a thread (estimate)
-
-
-def _integers(node: Node, name: str, usual: Sequence[int]) -> list[int]:
-    """Return an attribute of integers; ``usual`` are the defaults, one for each value."""
-    values = [int(v) for v in node.attrs.get(name) or usual]
-    if len(values) != len(usual):
-        raise Unsupported(f"{node.op_type} with {name}={values}")
-    return values
 
 
 @lowering("DeformConv", dtypes=_FLOATS)
@@ -48,8 +41,8 @@ def deform_conv(node: Node, low: Lowering) -> None:
     taps, pixels = math.prod(window), math.prod(y.shape[2:])
     # The kernel writes (channel, tap), which is the order of the weights' columns in a group.
     columns = temporary(low, x.dtype, (images, groups, each * taps, pixels))
-    strides, dilations = (_integers(node, name, (1, 1)) for name in ("strides", "dilations"))
-    pads = _integers(node, "pads", (0, 0, 0, 0))
+    strides, dilations = (ints(node, name, 2, 1) for name in ("strides", "dilations"))
+    pads = ints(node, "pads", 4, 0)
     arguments = DeformColumnsArguments(
         x=x,
         offsets=offset,
@@ -89,20 +82,18 @@ def deform_conv(node: Node, low: Lowering) -> None:
 def col_to_im(node: Node, low: Lowering) -> None:
     """Lower Col2Im of up to three dimensions."""
     x, y = low.input(0), low.output()
-    image, block = known_ints(low, 1, "image_shape"), known_ints(low, 2, "block_shape")
-    if image is None or block is None or not 1 <= len(image) == len(block) <= 3:
-        raise Unsupported("Col2Im without its shapes, or of more than three dimensions")
+    image, block = (whole_numbers(known(low, k)) for k in (1, 2))
     rank = len(image)
-    strides, dilations = (_integers(node, name, (1,) * rank) for name in ("strides", "dilations"))
-    pads = _integers(node, "pads", (0,) * (2 * rank))
+    if not 1 <= rank <= 3:
+        raise Unsupported(f"Col2Im of {rank} dimensions")
+    strides, dilations = (ints(node, name, rank, 1) for name in ("strides", "dilations"))
+    pads = ints(node, "pads", 2 * rank, 0)
     windows = [
         (image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1
         for d in range(rank)
     ]
     if y.size == 0:
         return
-    if x.shape[2] != math.prod(windows) or x.shape[1] % math.prod(block) or min(windows) < 1:
-        raise Unsupported(f"Col2Im of {x.shape} to {image} by {block}")
     emit_column_sums(low, x, y, image, block, windows, strides, pads[:rank], dilations)
 
 
@@ -171,8 +162,6 @@ def unpool(node: Node, low: Lowering) -> None:
         for d in range(rank)
     ]
     shape = (*x.shape[:2], *image)
-    if indices.shape != x.shape or any(n > m for n, m in zip(shape, y.shape, strict=True)):
-        raise Unsupported(f"indices {indices.shape} of {shape} in an output {y.shape}")
     if y.size == 0:
         return
     zero = np.zeros(1, x.dtype)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from subgraph.engine.planner.lowering import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
-from subgraph.ops.shared.opencl_code import line, register, require
+from subgraph.ops.shared.opencl_code import line, program, register, require, variant_of
 
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
@@ -16,10 +14,9 @@ cl_shared("Col2Im", "DeformConv", "DepthToSpace", "MaxUnpool", "SpaceToDepth")
 
 
 def _program(low: ClLowering, kernel: Kernel, **defines: int) -> ClSource:
-    variant: dict[str, Any] = dict(kernel.variant)
-    require(low, variant["dtype"])
-    held: dict[str, str | int] = {"T": register(variant["dtype"]), **defines}
-    return ClSource("unfold/kernels", defines=tuple(sorted(held.items())))
+    dtype = variant_of(kernel)["dtype"]
+    require(low, dtype)
+    return program("unfold/kernels", T=register(dtype), **defines)
 
 
 @cl_kernel("subgraph.ops.unfold.kernels", "deform_columns")

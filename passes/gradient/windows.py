@@ -18,7 +18,7 @@ from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType
 from subgraph.operators.reference import attributes
-from subgraph.operators.requirements import decoded
+from subgraph.ops.movement.geometry import ints, pads_before
 
 from .rules import RULES as SIMPLE
 from .rules import OptionalValue, Rule, Vjp, op
@@ -76,23 +76,13 @@ def _window(node: Node, kernel: Sequence[int], x: Value, y: Value) -> _Window:
         y: The node's output.
     """
     sizes, made = (_static(v, node.op_type)[2:] for v in (x, y))
-    options, rank = attributes(node), len(sizes)
-    strides = list(options.get("strides") or [1] * rank)
-    dilations = list(options.get("dilations") or [1] * rank)
+    strides, dilations = (ints(node, name, len(sizes), 1) for name in ("strides", "dilations"))
     # Elements from the start of the first window to the end of the last one.
     reach = [
         (o - 1) * s + (k - 1) * d + 1
         for o, s, k, d in zip(made, strides, kernel, dilations, strict=True)
     ]
-    auto = decoded(options.get("auto_pad") or "NOTSET")
-    if auto == "NOTSET":
-        starts = list((options.get("pads") or [0] * 2 * rank)[:rank])
-    elif auto == "VALID":
-        starts = [0] * rank
-    else:
-        needed = [max(r - n, 0) for r, n in zip(reach, sizes, strict=True)]
-        # The standard puts the odd pad at the end for SAME_UPPER and at the begin for SAME_LOWER.
-        starts = [(n + (auto == "SAME_LOWER")) // 2 for n in needed]
+    starts = pads_before(node, sizes, made, kernel)
     ends = [r - n - b for r, n, b in zip(reach, sizes, starts, strict=True)]
     return _Window(list(kernel), strides, dilations, starts, ends)
 
