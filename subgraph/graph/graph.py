@@ -37,6 +37,7 @@ from subgraph.system.registry import nearest
 
 _verify: Hook[[Graph], None] = Hook("verify a graph")
 _text: Hook[[Graph], str] = Hook("text of a graph")
+_NO_OUTPUTS: tuple[tuple[()], frozenset[Any]] = (), frozenset()  # see Graph.is_output
 
 
 class Value:
@@ -174,7 +175,9 @@ class Node:
                     )
                 value.producer = self
         self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
-        self.captures: tuple[Value, ...] = as_items(captures, Value, "captures", self)
+        self.captures: tuple[Value, ...] = ()
+        if captures != ():
+            self.captures = as_items(captures, Value, "captures", self)
         self.metadata: dict[str, str] | None = dict(metadata) if metadata else None
         if subgraph is not None:
             require_type(subgraph, Graph, ModelError, f"a graph as the inner one of node {name!r}")
@@ -271,7 +274,7 @@ class Graph:
         self.metadata: dict[str, str] = {} if metadata is None else dict(metadata)
         self.doc = doc
         self._by_name: dict[str, Node] | None = None
-        self._output_set: tuple[tuple[Value, ...], frozenset[Value]] = (), frozenset()
+        self._output_set: tuple[tuple[Value, ...], frozenset[Value]] = _NO_OUTPUTS
         listed = as_items(nodes or (), Node, "nodes")
         ordered = topological([*listed, *producers(self.outputs)])
         if any(node.graph is not None for node in ordered):
@@ -288,35 +291,43 @@ class Graph:
 
     @classmethod
     def bare(cls, name: str, opsets: Mapping[str, int]) -> Graph:
-        """Return an empty graph, to which `fill` adds copies of nodes."""
+        """Return a graph without nodes, inputs, outputs and parameters, for `fill` or `adopt`."""
         self = cls.__new__(cls)
-        self.name, self.doc = name, ""
-        self.inputs = self.outputs = self.captures = ()
-        self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
+        self.name = name
+        self.doc = ""
+        self.captures = ()
+        self.attrs = {}
+        self.opsets = dict(opsets)
+        self.metadata = {}
         self._by_name = None
-        self._output_set = (), frozenset()
-        self._nodes = ()
-        self._parameters = ParameterTable()
+        self._output_set = _NO_OUTPUTS
         return self
 
-    def fill(self, nodes: Iterable[Node], inputs: Iterable[Value]) -> None:
+    def fill(
+        self, nodes: Iterable[Node], inputs: Iterable[Value], outputs: Iterable[Value]
+    ) -> None:
         """Take over named nodes from `copy_nodes` with this graph as owner; nothing is checked."""
         self._nodes = tuple(nodes)
         self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
         self._parameters = collect_parameters(self.inputs, self._nodes, self.name)
 
     def adopt(self, nodes: Iterable[Node]) -> None:
         """Take over named nodes that are in no graph; the graph has its inputs, outputs, captures.
 
-        Uses and parameters are listed; the names are not checked.
+        Their order stays as far as it is topological. Uses and parameters are listed; the names are
+        not checked.
 
         Raises:
             ModelError: the nodes form a cycle, or two parameters share a name.
         """
-        self._nodes = tuple(topological(nodes))
+        self._nodes = tuple(nodes)
         for node in self._nodes:
             node.graph = self
-        self._list_values()
+        _, not_made = self._list_values()
+        if any(value.producer is not None for value in not_made):  # used before it is made
+            self._nodes = tuple(topological(self._nodes))
+            self._list_values()
 
     def _list_values(self) -> tuple[dict[Value, None], list[Value]]:
         """List uses and parameters anew; see `list_uses`."""
@@ -545,7 +556,6 @@ def copy_nodes(
             copies are in no graph yet, and uses are not listed.
     """
     known = values.get
-    source = source or partial(copy_value, values=values)
     new_node, new_value = Node.__new__, Value.__new__
     copies: list[Node] = []
     for node in nodes:
@@ -563,14 +573,27 @@ def copy_nodes(
         inputs: list[Value | None] = []
         for value in node.inputs:
             if value is not None:
-                value = known(value) or source(value)
+                made = known(value)
+                if made is not None:
+                    value = made
+                elif source is not None:
+                    value = source(value)
+                else:  # as copy_value, but without calls: small regions have few other values
+                    made = values[value] = new_value(Value)
+                    made.name = value.name
+                    made.type = value.type
+                    made.producer = None
+                    made.parameter = value.parameter
+                    made.uses = []
+                    value = made
                 if owner is not None:
                     value.uses.append(copy)
             inputs.append(value)
         copy.inputs = tuple(inputs)
         copy.captures = node.captures
         if node.captures:
-            copy.captures = tuple([known(v) or source(v) for v in node.captures])
+            make = source or partial(copy_value, values=values)
+            copy.captures = tuple([known(v) or make(v) for v in node.captures])
             if owner is not None:
                 for value in copy.captures:
                     value.uses.append(copy)

@@ -394,6 +394,8 @@ class Versions:
 class ParameterTable(dict[str, Parameter]):
     """Parameters by name; looking up another name is an error that lists the nearest."""
 
+    __slots__ = ()
+
     def __getitem__(self, name: str) -> Parameter:
         return super().__getitem__(name) if isinstance(name, str) else self.__missing__(name)  # pyright: ignore[reportUnnecessaryIsInstance]
 
@@ -415,20 +417,17 @@ def collect_parameters(
         ModelError: Two different parameters have the same name.
     """
     found: dict[str, Parameter] = ParameterTable()
-
-    def add(parameter: Parameter) -> None:
-        known = found.setdefault(parameter.name, parameter)
-        if known is not parameter:
-            raise ModelError(
-                f"graph {graph!r} has two different parameters named {parameter.name!r}; rename one"
-            )
-
+    used: list[Parameter] = []
     for value in values:
         if value.parameter is not None:
-            add(value.parameter)
+            used.append(value.parameter)
     for node in nodes:
         if node.attrs:
             for body in node.bodies:
-                for parameter in body.parameters.values():
-                    add(parameter)
+                used += body.parameters.values()
+    for parameter in used:
+        if found.setdefault(parameter.name, parameter) is not parameter:
+            raise ModelError(
+                f"graph {graph!r} has two different parameters named {parameter.name!r}; rename one"
+            )
     return found

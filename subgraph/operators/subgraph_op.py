@@ -32,7 +32,7 @@ from subgraph.operators.op_checks import (
     region_types,
     result_type_error,
 )
-from subgraph.system.forking import free_in_child
+from subgraph.system.forking import computed_once, free_in_child
 from subgraph.system.hooks import Hook
 from subgraph.weights.cache import WeightCache, WeightEntry
 
@@ -283,7 +283,6 @@ class SubgraphOp:
     Attributes:
         subgraph: The inner graph; read only. Its inputs correspond one to one to the node's; an
             input that is a weight has its Parameter.
-        weights: The cache of arrays that `forward` computes from parameters (reformatted weights).
         device: Name of the device that runs the op, for profiles.
         fallback: The devices that run the subgraph when this op fails; set by HETERO and by
             devices that use others.
@@ -301,7 +300,11 @@ class SubgraphOp:
     def __init__(self, subgraph: Graph) -> None:
         """Make an op for the inner graph; child classes call this first."""
         self.subgraph = subgraph
-        self.weights = WeightCache()
+
+    @computed_once
+    def weights(self) -> WeightCache:
+        """The cache of arrays that `forward` computes from parameters (reformatted weights)."""
+        return WeightCache()
 
     @property
     def says_types(self) -> bool:
@@ -502,10 +505,7 @@ _PLAN_LOCK = free_in_child(threading.RLock())
 class DefaultSubgraphOp(SubgraphOp):
     """The op ``_subgraph_op``: runs the inner graph node by node with the default executor."""
 
-    def __init__(self, subgraph: Graph) -> None:
-        """Make an op for the inner graph, which is prepared at the first run."""
-        super().__init__(subgraph)
-        self._shared: Any = None
+    _shared: Any = None
 
     def forward(self, inputs: list[Any]) -> list[Any]:
         """Run the inner graph; sequences are lists."""
@@ -547,14 +547,14 @@ def subgraph_node(
             its ``__init__`` does not call its parent's.
     """
     require_type(subgraph, Graph, PartitionError, "the inner graph of the subgraph node")
-    outputs = [Value("", value.type) for value in subgraph.outputs]
+    types: Sequence[ValueType | None] = [value.type for value in subgraph.outputs]
     if op is None:
         op = DefaultSubgraphOp(subgraph)
     else:
         _check_made(op)
         if op.says_types:
             types = output_types(op, [value.type for value in subgraph.inputs])
-            outputs = [Value("", type_) for type_ in types]
+    outputs = [Value("", type_) for type_ in types]
     if inputs is None:
         inputs = [Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]
         for value, inner in zip(outputs, subgraph.outputs, strict=True):

@@ -21,8 +21,8 @@ def verify(graph: Graph) -> None:
         ModelError: the graph is not well formed; the message names the graph, node and value.
     """
     work = [graph]
-    while work:
-        current = work.pop()
+    # Graphs come in the order in which they were made, which is mostly that of their memory.
+    for current in work:
         nodes = current.nodes
         # The number of uses of each value is counted here and compared at the end, so that one walk
         # checks order, sources and uses.
@@ -37,9 +37,12 @@ def verify(graph: Graph) -> None:
                     _count_weight(current, node, value, uses)
             if node.attrs or node.captures:
                 _verify_bodies(current, node, uses, work)
-            if node.subgraph is not None:
-                _verify_ends(current, node, node.subgraph)
-                work.append(node.subgraph)
+            inner = node.subgraph
+            if inner is not None:
+                ends = len(inner.inputs), len(inner.outputs)
+                if ends != (len(node.inputs), len(node.outputs)):
+                    raise _misfit(current, node, ends)
+                work.append(inner)
             for value in node.outputs:
                 if value.producer is not node or value.parameter is not None:
                     what = f"output {value.name!r} of {node.name!r} has another source"
@@ -115,15 +118,12 @@ def _verify_bodies(graph: Graph, node: Node, uses: dict[Value, int], work: list[
         )
 
 
-def _verify_ends(graph: Graph, node: Node, inner: Graph) -> None:
-    """Check that a subgraph node has as many inputs and outputs as its inner graph."""
-    if len(inner.inputs) != len(node.inputs) or len(inner.outputs) != len(node.outputs):
-        raise _fault(
-            graph,
-            f"subgraph node {node.name!r} has {len(node.inputs)} inputs and "
-            f"{len(node.outputs)} outputs, its inner graph {len(inner.inputs)} and "
-            f"{len(inner.outputs)}",
-        )
+def _misfit(graph: Graph, node: Node, ends: tuple[int, int]) -> ModelError:
+    return _fault(
+        graph,
+        f"subgraph node {node.name!r} has {len(node.inputs)} inputs and {len(node.outputs)} "
+        f"outputs, its inner graph {ends[0]} and {ends[1]}",
+    )
 
 
 def _misused(graph: Graph, value: Value, count: int) -> ModelError:

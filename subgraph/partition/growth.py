@@ -66,11 +66,13 @@ class Growth:
                     answer = True if forced[other] else question(this, nodes[other])
                 except Exception as error:
                     driver.fail(selector, method, node, other, error)
-                taken = answer is True or driver.is_yes(answer, selector, method, node, other)
-                answers[k] = taken
-                if taken:
+                if answer is True or (
+                    answer is not False and driver.is_yes(answer, selector, method, node, other)
+                ):
+                    answers[k] = 1
                     via[other] = node
                 else:
+                    answers[k] = 0
                     refuse((other, method, node, answer))
             count = run()
         return search.grown()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
+from subgraph.graph.order import list_uses
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType
+from subgraph.operators.subgraph_op import subgraph_node
 from subgraph.partition.property import SubgraphProperty, property_name
 from subgraph.partition.selector import Reject
 
@@ -69,38 +71,51 @@ class Cutter:
             region: Its nodes in topological order.
             name: Name of the inner graph.
         """
+        inner = Graph.bare(name, self.graph.opsets)
+        values: dict[Value, Value] = {}
+        nodes = copy_nodes(region, values, owner=inner)
         inputs: list[Value] = []
         copies: list[Value] = []
-        values: dict[Value, Value] = {}
+        outputs: list[Value] = []
+        made: list[Value] = []
         weights: dict[Parameter, Value] = {}
-
-        def source(value: Value) -> Value:
-            # An input with a default is no weight: the caller may pass another array.
-            parameter = None if value in self._inputs else value.parameter
-            copy = None if parameter is None else weights.get(parameter)
-            if copy is None:
-                copy = Value(value.name, value.type)
-                inputs.append(value)
-                copies.append(copy)
-                if parameter is not None:
-                    copy.parameter = parameter
-                    weights[parameter] = copy
-            values[value] = copy
-            return copy
-
-        inner = Graph.bare(name, self.graph.opsets)
-        inner.fill(copy_nodes(region, values, source, inner), copies)
-        # The copy lists the uses inside; if the value has more, it is used outside too.
-        outputs = [
-            value
-            for value, copy in values.items()
-            if copy.producer is not None
-            and (len(value.uses) > len(copy.uses) or value in self._outputs)
-        ]
+        twins: dict[Value, Value] = {}
+        for value, copy in values.items():
+            if copy.producer is not None:
+                # The copy lists the uses inside; if the value has more, it is used outside too.
+                if len(value.uses) > len(copy.uses) or value in self._outputs:
+                    outputs.append(value)
+                    made.append(copy)
+                continue
+            if copy.parameter is not None:
+                # An input with a default is no weight: the caller may pass another array.
+                if value in self._inputs:
+                    copy.parameter = None
+                elif (first := weights.setdefault(copy.parameter, copy)) is not copy:
+                    twins[copy] = first
+                    continue
+            inputs.append(value)
+            copies.append(copy)
         if not outputs:
             return None
-        inner.outputs = tuple([values[value] for value in outputs])
+        if twins:
+            _merge(nodes, twins, copies)
+        inner.fill(nodes, copies, made)
         return Piece(inner, inputs, outputs)
+
+
+def _merge(nodes: Sequence[Node], twins: Mapping[Any, Value], inputs: Sequence[Value]) -> None:
+    """Let the nodes of an inner graph use one value for each parameter.
+
+    Args:
+        nodes: The graph's nodes.
+        twins: Values that are replaced by others of their parameters.
+        inputs: The graph's inputs.
+    """
+    for node in nodes:
+        node.inputs = tuple([twins.get(value, value) for value in node.inputs])
+        node.captures = tuple([twins.get(value, value) for value in node.captures])
+    list_uses(inputs, nodes, ())
 
 
 def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Reject:
@@ -116,6 +131,11 @@ def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node |
     Raises:
         PartitionError: the property raised, or the node does not fit the region.
     """
+    create = getattr(property.create_subgraph_node, "__func__", None)
+    if create is SubgraphProperty.create_subgraph_node:
+        # The default node fits every region, so that it takes the outer values at once. Its name
+        # is that of the inner graph; see `Replacement.add`.
+        return subgraph_node(piece.inner, inputs=piece.inputs)
     try:
         made: Any = property.create_subgraph_node(piece.inner, number)
     except SubgraphError as error:

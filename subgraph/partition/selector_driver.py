@@ -88,7 +88,9 @@ class SelectorDriver:
             answer: Any = selector.select(self.work.nodes[start])
         except Exception as error:
             self.fail(selector, SELECT, start, start, error)
-        if answer is True or self.is_yes(answer, selector, SELECT, start, start):
+        if answer is True or (
+            answer is not False and self.is_yes(answer, selector, SELECT, start, start)
+        ):
             return True
         if self.work.forced[start]:
             return True

@@ -97,7 +97,7 @@ class computed_once(Generic[_Owner, _Result]):
 
     ``functools.cached_property`` of Python 3.11 holds a lock of the class during the computation,
     which a forked child could not acquire. This one has no lock: two threads may compute the value
-    at the same time, and one of the results stays.
+    at the same time, and both get one of the results.
     """
 
     def __init__(self, compute: Callable[[_Owner], _Result]) -> None:
@@ -117,6 +117,5 @@ class computed_once(Generic[_Owner, _Result]):
         """Compute the value and store it as an attribute, which hides this property."""
         if instance is None:
             return self
-        value = self._compute(instance)
-        vars(instance)[self._name] = value
-        return value
+        found: _Result = vars(instance).setdefault(self._name, self._compute(instance))
+        return found
