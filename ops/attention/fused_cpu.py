@@ -39,7 +39,6 @@ _MAX_BLOCK_KEYS_MATRIX = 256  # with matrix tiles
 # Lines a multiple of so many bytes apart use one or two sets of an L1 cache with 64 sets of 64-byte
 # lines (hardware figure), and evict each other.
 _CACHE_SET_PERIOD = 2048
-_ORDERS = ("bhtd", "bthd", "bhdt")
 
 
 @attrs.frozen

@@ -85,45 +85,14 @@ def along(*, dtype: str, lanes: int) -> Function:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
     """
-    arguments = view_of(BlendArguments)
-    v, ints = vec(dtype, lanes), vec("int32", lanes)
-    load, load_n, store_n, mask_n, gather, fma = (
-        v.load,
-        v.load_n,
-        v.store_n,
-        v.mask_n,
-        v.gather,
-        v.fma,
-    )
-    load_indices, load_indices_n, item = ints.load, ints.load_n, v.itemsize
-    store, every = v.store, lanes
+    gather, mask_n = vec(dtype, lanes).gather, vec(dtype, lanes).mask_n
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        indices, weights, added = a.indices, a.weights, a.added
-        count, size, taken = a.neighbours, a.size, a.taken
-        whole = taken // lanes * lanes
-        rest = taken - whole
-        for unit in range(begin, end):
-            x, y = a.x + unit * size * item, a.y + unit * taken * item
-            mask = mask_n(every)
-            for j in range(0, whole, lanes):
-                total = load(added + j * item)
-                for k in range(count):
-                    at = k * taken + j
-                    value = gather(x, load_indices(indices + 4 * at), mask)
-                    total = fma(load(weights + at * item), value, total)
-                store(y + j * item, total)
-            if rest > 0:
-                mask = mask_n(rest)
-                total = load_n(added + whole * item, rest)
-                for k in range(count):
-                    at = k * taken + whole
-                    value = gather(x, load_indices_n(indices + 4 * at, rest), mask)
-                    total = fma(load_n(weights + at * item, rest), value, total)
-                store_n(y + whole * item, rest, total)
+    @register_jitable
+    def gathered(a: BlendArguments, x: int, block: int, indices: Any, count: int) -> Any:
+        """Return the elements of a line at ``indices``."""
+        return gather(x, indices, mask_n(count))
 
-    return kernel
+    return _line_kernel(view_of(BlendArguments), dtype, lanes, gathered)
 
 
 def nearby(*, dtype: str, lanes: int) -> Function:
@@ -133,26 +102,40 @@ def nearby(*, dtype: str, lanes: int) -> Function:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector, and results of a block.
     """
-    arguments = view_of(BlendNearbyArguments)
-    v, ints, pick = vec(dtype, lanes), vec("int32", lanes), permute(dtype, lanes)
-    load, load_n, load_m, store, store_n = v.load, v.load_n, v.load_m, v.store, v.store_n
-    mask_n, fma, select = v.mask_n, v.fma, v.select
-    load_indices, load_indices_n, item = ints.load, ints.load_n, v.itemsize
-    splat_index = ints.splat
+    v, pick = vec(dtype, lanes), permute(dtype, lanes)
+    load_m, mask_n, select, item = v.load_m, v.mask_n, v.select, v.itemsize
+    splat_index = vec("int32", lanes).splat
 
     @register_jitable
-    def neighbours(a: BlendNearbyArguments, x: int, indices: Any) -> Any:
-        """Return the elements of x at ``indices``, counted from address ``x``."""
-        size = a.size
+    def permuted(a: BlendNearbyArguments, x: int, block: int, indices: Any, count: int) -> Any:
+        """Return the elements of a line at ``indices``, counted from the block's first one."""
+        first, size = x + ld_i32(a.firsts + 4 * block) * item, a.size
         # The masks only matter where the axis is shorter than the vectors; otherwise the lowering
         # chose the first index so that all vectors of a block lie inside the axis.
-        value = pick(load_m(x, mask_n(size)), indices)
+        value = pick(load_m(first, mask_n(size)), indices)
         for k in range(1, a.vectors):
-            near = load_m(x + k * lanes * item, mask_n(size - k * lanes))
+            near = load_m(first + k * lanes * item, mask_n(size - k * lanes))
             # The permutation uses an index modulo the lanes, so the right vector is selected
             # afterwards.
             value = select(indices >= splat_index(k * lanes), pick(near, indices), value)
         return value
+
+    return _line_kernel(view_of(BlendNearbyArguments), dtype, lanes, permuted)
+
+
+def _line_kernel(arguments: Any, dtype: str, lanes: int, neighbours: Function) -> Function:
+    """Return a kernel over lines along the resized axis.
+
+    Args:
+        arguments: The view of its arguments.
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector, and results of a block.
+        neighbours: ``f(arguments, line, block, indices, count)``: the elements at a vector of
+            indices, of which ``count`` exist.
+    """
+    v, ints = vec(dtype, lanes), vec("int32", lanes)
+    load, load_n, store, store_n, fma = v.load, v.load_n, v.store, v.store_n, v.fma
+    load_indices, load_indices_n, item = ints.load, ints.load_n, v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -162,22 +145,19 @@ def nearby(*, dtype: str, lanes: int) -> Function:
         rest = taken - whole
         for unit in range(begin, end):
             x, y = a.x + unit * size * item, a.y + unit * taken * item
-            firsts = a.firsts
             for j in range(0, whole, lanes):
-                first = x + ld_i32(firsts) * item
                 total = load(added + j * item)
                 for k in range(count):
                     at = k * taken + j
-                    value = neighbours(a, first, load_indices(indices + 4 * at))
+                    value = neighbours(a, x, j // lanes, load_indices(indices + 4 * at), lanes)
                     total = fma(load(weights + at * item), value, total)
                 store(y + j * item, total)
-                firsts += 4
             if rest > 0:
-                first = x + ld_i32(firsts) * item
                 total = load_n(added + whole * item, rest)
                 for k in range(count):
                     at = k * taken + whole
-                    value = neighbours(a, first, load_indices_n(indices + 4 * at, rest))
+                    near = load_indices_n(indices + 4 * at, rest)
+                    value = neighbours(a, x, whole // lanes, near, rest)
                     total = fma(load_n(weights + at * item, rest), value, total)
                 store_n(y + whole * item, rest, total)
 

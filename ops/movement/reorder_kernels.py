@@ -34,35 +34,7 @@ def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
         dtype: Dtype of the elements.
         lanes: Channels of a block.
     """
-    arguments = view_of(ReorderArguments)
-    v = vec(dtype, lanes)
-    store, zero = v.store, v.zero
-    transpose_block = transposer(dtype, lanes)
-    item = vec(dtype, lanes).itemsize
-    pixel = lanes * item
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        channels, pixels, blocks = a.channels, a.pixels, a.blocks
-        part, parts = a.part, a.parts
-        for unit in range(begin, end):
-            first, block = unit % parts * part, unit // parts % blocks
-            image = unit // parts // blocks
-            taken = min(lanes, channels - block * lanes)
-            source = a.source + (image * channels + block * lanes) * pixels * item
-            target = a.target + (image * blocks + block) * pixels * pixel
-            last = min(pixels, first + part)
-            for p in range(first, last, lanes):
-                count = min(lanes, last - p)
-                to = target + p * pixel
-                # The transposition below writes the existing channels only. Kernels read the
-                # others, and a NaN left there would spread through sums.
-                if taken < lanes:
-                    for i in range(count):
-                        store(to + i * pixel, zero())
-                transpose_block(source + p * item, pixels * item, taken, count, to, pixel)
-
-    return kernel
+    return _conversion(dtype, lanes, to_blocks=True)
 
 
 def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
@@ -74,9 +46,15 @@ def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
         dtype: Dtype of the elements.
         lanes: Channels of a block.
     """
+    return _conversion(dtype, lanes, to_blocks=False)
+
+
+def _conversion(dtype: str, lanes: int, to_blocks: bool) -> Callable[..., None]:
+    """Return the kernel of `ReorderArguments` to blocks of channels, or from them."""
     arguments = view_of(ReorderArguments)
+    v = vec(dtype, lanes)
+    store, zero, item = v.store, v.zero, v.itemsize
     transpose_block = transposer(dtype, lanes)
-    item = vec(dtype, lanes).itemsize
     pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -86,17 +64,25 @@ def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
         for unit in range(begin, end):
             first, block = unit % parts * part, unit // parts % blocks
             image = unit // parts // blocks
-            # The lanes beyond the last channel have no place in the plain target: storing them
-            # would overwrite the next image or leave the array.
+            # The lanes beyond the last channel have no place in the plain image: storing them
+            # there would overwrite the next image or leave the array.
             taken = min(lanes, channels - block * lanes)
-            source = a.source + (image * blocks + block) * pixels * pixel
-            target = a.target + (image * channels + block * lanes) * pixels * item
-            last = min(pixels, first + part)
-            for p in range(first, last, lanes):
-                count = min(lanes, last - p)
-                transpose_block(
-                    source + p * pixel, pixel, count, taken, target + p * item, pixels * item
-                )
+            plain = (image * channels + block * lanes) * pixels * item
+            blocked = (image * blocks + block) * pixels * pixel
+            for p in range(first, min(pixels, first + part), lanes):
+                count = min(lanes, pixels - p, first + part - p)
+                at_plain, at_blocked = plain + p * item, blocked + p * pixel
+                if to_blocks:
+                    source, to = a.source + at_plain, a.target + at_blocked
+                    # The transposition below writes the existing channels only. Kernels read the
+                    # others, and a NaN left there would spread through sums.
+                    if taken < lanes:
+                        for i in range(count):
+                            store(to + i * pixel, zero())
+                    transpose_block(source, pixels * item, taken, count, to, pixel)
+                else:
+                    source, to = a.source + at_blocked, a.target + at_plain
+                    transpose_block(source, pixel, count, taken, to, pixels * item)
 
     return kernel
 

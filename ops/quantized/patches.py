@@ -141,16 +141,37 @@ def patch_copier(dtype: str, flavour: str, source: str) -> Any:
         flavour: ``"pairs"``, ``"quads"``, ``"checked"`` or ``"matrix"``.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
-    if source == "blocked" and flavour == "matrix":
-        return _matrix_copier(dtype)
     copiers = {"blocked": _blocked_copier, "image": _image_copier, "rows": _rows_copier}
     return copiers[source](dtype, flavour)
 
 
 def _blocked_copier(dtype: str, flavour: str) -> Any:
-    """Return the function that copies a patch of an image in blocks of 16 channels."""
+    """Return the function that copies a patch of an image in blocks of 16 channels.
+
+    Matrix tiles read pixels of four blocks; the last ones may have fewer.
+    """
     _, sixteen, _, clear_block = _element(dtype, flavour)
-    item = element_bytes(flavour)
+    together = CHANNELS // BLOCK if flavour == "matrix" else 1
+    part = BLOCK * element_bytes(flavour)
+    pixel = together * part
+
+    @register_jitable
+    def copy_pixels(x: int, block: int, blocks: int, to: int, pixels: int, zero: int) -> None:
+        """Copy pixels of up to ``together`` blocks, ``block`` bytes apart."""
+        if blocks >= together:
+            for w in range(pixels):
+                source, target = x + w * BLOCK, to + w * pixel
+                for j in range(together):
+                    sixteen(source + j * block, target + j * part, zero)
+            return
+        for j in range(blocks):
+            for w in range(pixels):
+                sixteen(x + j * block + w * BLOCK, to + w * pixel + j * part, zero)
+
+    @register_jitable
+    def clear(to: int, pixels: int, zero: int) -> None:
+        for at in range(to, to + pixels * pixel, part):
+            clear_block(at, zero)
 
     @register_jitable
     def blocked(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
@@ -159,69 +180,22 @@ def _blocked_copier(dtype: str, flavour: str) -> Any:
         left = min(max(-w0, 0), nw)
         # Not less than ``left`` for a box that lies wholly outside the image along the width.
         right = max(min(width - w0, nw), left)
-        for b in range(blocks):
-            for p in range(where.planes):
-                d = where.plane + p * where.plane_step
-                image = x + (b * depth + d) * height * width * BLOCK
-                for h in range(h0, h0 + nh):
-                    row = image + (h * width + w0) * BLOCK
-                    inside = 0 <= d < depth and 0 <= h < height
-                    for w in range(left if inside else nw):
-                        clear_block(to + w * BLOCK * item, zero)
-                    if inside:
-                        for w in range(left, right):
-                            sixteen(row + w * BLOCK, to + w * BLOCK * item, zero)
-                        for w in range(right, nw):
-                            clear_block(to + w * BLOCK * item, zero)
-                    to += nw * BLOCK * item
-
-    return blocked
-
-
-def _matrix_copier(dtype: str) -> Any:
-    """Return the function that copies a patch of an image in blocks of 16 channels, by 64."""
-    _, sixteen, _, clear_block = _element(dtype, "matrix")
-
-    @register_jitable
-    def copy_pixels(x: int, block: int, blocks: int, to: int, pixels: int, zero: int) -> None:
-        """Copy pixels of up to four blocks, ``block`` bytes apart."""
-        if blocks >= CHANNELS // BLOCK:
-            for w in range(pixels):
-                source, target = x + w * BLOCK, to + w * CHANNELS
-                for j in range(CHANNELS // BLOCK):
-                    sixteen(source + j * block, target + j * BLOCK, zero)
-            return
-        for j in range(blocks):
-            for w in range(pixels):
-                sixteen(x + j * block + w * BLOCK, to + w * CHANNELS + j * BLOCK, zero)
-
-    @register_jitable
-    def clear(to: int, pixels: int, zero: int) -> None:
-        for at in range(to, to + pixels * CHANNELS, BLOCK):
-            clear_block(at, zero)
-
-    @register_jitable
-    def copy(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
-        blocks, depth, height, width, _, _ = patch
-        h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
-        left = min(max(-w0, 0), nw)
-        right = max(min(width - w0, nw), left)
         block = depth * height * width * BLOCK
-        for b in range(0, blocks, CHANNELS // BLOCK):
+        for b in range(0, blocks, together):
             for p in range(where.planes):
                 d = where.plane + p * where.plane_step
                 for h in range(h0, h0 + nh):
                     if 0 <= d < depth and 0 <= h < height:
                         row = x + b * block + ((d * height + h) * width + w0 + left) * BLOCK
                         clear(to, left, zero)
-                        target = to + left * CHANNELS
+                        target = to + left * pixel
                         copy_pixels(row, block, blocks - b, target, right - left, zero)
-                        clear(to + right * CHANNELS, nw - right, zero)
+                        clear(to + right * pixel, nw - right, zero)
                     else:
                         clear(to, nw, zero)
-                    to += nw * CHANNELS
+                    to += nw * pixel
 
-    return copy
+    return blocked
 
 
 def _image_copier(dtype: str, flavour: str) -> Any:

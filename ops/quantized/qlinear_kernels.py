@@ -89,7 +89,7 @@ def product(
     lanes, _, nv = integer_tile_shape()
     load_zero, width = ld_i8 if dtype == "int8" else ld_u8, nv * lanes
     prepare_patch = _patch_preparer(dtype, flavour, source)
-    run_panels = _unit_runner(dtype, output, flavour, vector_bytes(flavour, weights, lanes), source)
+    run_panels = _unit_runner(dtype, output, flavour, vector_bytes(flavour, weights, lanes))
     prepare, finish = tile_use(flavour == "matrix")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -179,7 +179,7 @@ def _patch_preparer(dtype: str, flavour: str, source: str) -> Any:
     return prepare_patch
 
 
-def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source: str) -> Any:
+def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int) -> Any:
     """Return ``f(product, t, where, start, scratch, y, image, group, panel, zero)``.
 
     The parameters are those of `product`; ``step_bytes`` are those of a vector of weights.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from subgraph.engine.planner.lowering import Lowering
@@ -53,6 +55,12 @@ class Shape:
     y_pixel: int
     y_block: int
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the fields of `QuantizedProductArguments` that these sizes are."""
+        fields = attrs.asdict(self, recurse=False)
+        del fields["source"]
+        return fields
+
 
 def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[int, int, int, int]:
     """Return the rows, columns and panels of a unit, and all panels.
@@ -80,29 +88,12 @@ def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[in
     return rows, columns, part, panels
 
 
-@attrs.frozen
-class _ScratchAreas:
-    """Scratch memory of a worker: a patch, then the areas below.
-
-    Attributes:
-        largest_at: Bytes before the largest bytes of the patch.
-        faults_at: Bytes before the list of faults.
-        most_faults: Faults that the list can hold.
-        row_sums_at: Bytes before the sums of rows.
-        nbytes: All bytes.
-    """
-
-    largest_at: int
-    faults_at: int
-    most_faults: int
-    row_sums_at: int
-    nbytes: int
-
-
 def _scratch_areas(
     tile: Tile, g: Geometry, shape: Shape, unit: tuple[int, int], *, has_excess: bool
-) -> _ScratchAreas:
-    """Return the areas of a worker's scratch memory.
+) -> tuple[int, dict[str, int]]:
+    """Return the bytes of a worker's scratch memory, and the arguments about its areas.
+
+    The areas follow the patch: the largest bytes of it, the list of faults, and sums of rows.
 
     Args:
         tile: The tile.
@@ -129,7 +120,12 @@ def _scratch_areas(
     # A unit of such a product is one line of rows, so that its columns are all its rows.
     if has_excess:
         nbytes = round_up(row_sums_at + 4 * columns, 64)
-    return _ScratchAreas(largest_at, faults_at, faults, row_sums_at, nbytes)
+    return nbytes, {
+        "largest_at": largest_at,
+        "faults_at": faults_at,
+        "most_faults": faults,
+        "row_sums_at": row_sums_at,
+    }
 
 
 def _reads_in_place(
@@ -161,20 +157,19 @@ def emit_tiles(
     """
     low = q.low
     rows, columns, part, panels = _cut_tiles(low, tile, g, shape)
-    areas = _scratch_areas(tile, g, shape, (rows, columns), has_excess=weights.excess != 0)
+    unit, has_excess = (rows, columns), weights.excess != 0
+    nbytes, areas = _scratch_areas(tile, g, shape, unit, has_excess=has_excess)
     in_place = _reads_in_place(q, tile, g, shape, weights)
-    scratch = None if in_place else low.scratch(areas.nbytes, per_worker=True)
+    scratch = None if in_place else low.scratch(nbytes, per_worker=True)
     checked = tile.flavour == "checked"
     least, most, zero = q.bounds
     arguments = QuantizedProductArguments(
         x=q.x,
         weights=weights.packed,
         y=q.y,
-        bias=sums.bias,
-        scale=sums.scale,
-        shift=sums.shift,
+        **attrs.asdict(sums, recurse=False),
         groups=g.groups,
-        blocks=shape.blocks,
+        **shape.arguments(),
         **g.arguments(),
         tile=_tile_kernel(tile.flavour, tile, q),
         low=least,
@@ -185,29 +180,12 @@ def emit_tiles(
         unit_columns=columns,
         unit_panels=part,
         scratch=scratch or 0,
-        scratch_bytes=scratch.nbytes if scratch else areas.nbytes,
-        columns=shape.columns,
-        x_image=shape.x_image,
-        y_image=shape.y_image,
-        y_group=shape.y_group,
-        inner=shape.inner,
-        last_inner=shape.last_inner,
-        y_pixel=shape.y_pixel,
-        y_block=shape.y_block,
-        stored=shape.stored,
-        channels=shape.channels,
-        pixel=shape.pixel,
-        x_blocks=shape.x_blocks,
-        width_merged=int(shape.width_merged),
-        weight_sums=sums.weight_sums,
+        scratch_bytes=scratch.nbytes if scratch else nbytes,
         excess=weights.excess,
-        row_sums_at=areas.row_sums_at,
         weights_image=weights_image,
         quads_tile=_tile_kernel("quads", tile, q) if checked else 0,
         bounds=weights.bounds,
-        largest_at=areas.largest_at,
-        faults_at=areas.faults_at,
-        most_faults=areas.most_faults,
+        **areas,
     )
     boxes = g.target[0] * -(-g.target[1] // rows) * -(-g.target[2] // columns)
     count = g.images * g.groups * boxes * -(-panels // part)
