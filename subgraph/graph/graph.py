@@ -315,17 +315,27 @@ class Graph:
     def adopt(self, nodes: Iterable[Node]) -> None:
         """Take over named nodes that are in no graph; the graph has its inputs, outputs, captures.
 
-        Their order stays as far as it is topological. Uses and parameters are listed; the names are
-        not checked.
+        Their order stays as far as it is topological. Uses, of which the values have none yet, and
+        parameters are listed; the names are not checked.
 
         Raises:
             ModelError: the nodes form a cycle, or two parameters share a name.
         """
         self._nodes = tuple(nodes)
+        not_made = [*self.inputs, *self.outputs]
+        is_ordered = True
         for node in self._nodes:
+            for value in node.inputs + node.captures:
+                if value is not None:
+                    value.uses.append(node)
+                    if value.producer is None:
+                        not_made.append(value)
+                    elif value.producer.graph is not self:  # it comes later
+                        is_ordered = False
             node.graph = self
-        _, not_made = self._list_values()
-        if any(value.producer is not None for value in not_made):  # used before it is made
+        if is_ordered:
+            self._parameters = collect_parameters(not_made, self._nodes, self.name)
+        else:
             self._nodes = tuple(topological(self._nodes))
             self._list_values()
 
@@ -572,12 +582,10 @@ def copy_nodes(
         copy.metadata = dict(node.metadata) if node.metadata else None
         inputs: list[Value | None] = []
         for value in node.inputs:
-            if value is not None:
-                made = known(value)
-                if made is not None:
-                    value = made
-                elif source is not None:
-                    value = source(value)
+            made = None if value is None else known(value)
+            if made is None and value is not None:
+                if source is not None:
+                    made = source(value)
                 else:  # as copy_value, but without calls: small regions have few other values
                     made = values[value] = new_value(Value)
                     made.name = value.name
@@ -585,10 +593,9 @@ def copy_nodes(
                     made.producer = None
                     made.parameter = value.parameter
                     made.uses = []
-                    value = made
-                if owner is not None:
-                    value.uses.append(copy)
-            inputs.append(value)
+            if owner is not None and made is not None:
+                made.uses.append(copy)
+            inputs.append(made)
         copy.inputs = tuple(inputs)
         copy.captures = node.captures
         if node.captures:

@@ -10,7 +10,7 @@ from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
 from subgraph.graph.order import list_uses
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType
-from subgraph.operators.subgraph_op import subgraph_node
+from subgraph.operators.subgraph_op import default_node
 from subgraph.partition.property import SubgraphProperty, property_name
 from subgraph.partition.selector import Reject
 
@@ -133,9 +133,8 @@ def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node |
     """
     create = getattr(property.create_subgraph_node, "__func__", None)
     if create is SubgraphProperty.create_subgraph_node:
-        # The default node fits every region, so that it takes the outer values at once. Its name
-        # is that of the inner graph; see `Replacement.add`.
-        return subgraph_node(piece.inner, inputs=piece.inputs)
+        # The default node fits every region, so that it takes the outer values at once.
+        return default_node(piece.inner, piece.inputs)
     try:
         made: Any = property.create_subgraph_node(piece.inner, number)
     except SubgraphError as error:

@@ -66,18 +66,18 @@ class SelectorDriver:
                 f"property {property_name(self.property)!r}: create_subgraph_selector gave "
                 f"{made!r}; it must give a SubgraphSelector, a fresh one at every call"
             )
-        chosen: SubgraphSelector = made
-        if isinstance(chosen, ContainOpSelector) and chosen is not self._last:
-            self._names.check(chosen, property_name(self.property))
+        if made is not self._last:
+            self._last = made
+            if isinstance(made, ContainOpSelector):
+                self._names.check(made, property_name(self.property))
         # A property may return one selector for all start nodes. It still knows the last region.
-        if made is self._last and type(made).reset is not SubgraphSelector.reset:
+        elif type(made).reset is not SubgraphSelector.reset:
             try:
                 made.reset()
             except Exception as error:
                 raise PartitionError(
                     f"selector {type(made).__name__}.reset raised {type(error).__name__}: {error}"
                 ) from error
-        self._last = made
         return made
 
     def select(self, selector: SubgraphSelector, start: int) -> bool:

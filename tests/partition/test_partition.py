@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
 from subgraph.partition.property import SelectorProperty
+from subgraph.partition.replace import Cutter
 from subgraph.testing import check_partition, feeds, graphs, selectors, topologies
 from subgraph.testing.random_selectors import WELL_BEHAVED, Recipe
 
@@ -549,3 +552,17 @@ def test_properties_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch)
 
 def _none(inner: sg.Graph) -> None:
     return None
+
+
+def test_values_of_one_parameter_are_one_input() -> None:
+    kind = sg.TensorType("float32", (4,))
+    weight = Parameter("w", np.ones(4, np.float32))
+    x, first, second = Value("x", kind), *(Value("w", kind, parameter=weight) for _ in range(2))
+    add = Node("Add", [x, first], version=13)
+    multiply = Node("Mul", [add.outputs[0], second], version=13)
+    graph = Graph([x], [Node("Sub", [multiply.outputs[0], first], version=13).outputs[0]])
+    piece = Cutter(graph).cut_out(graph.nodes, "region")
+    assert piece is not None
+    piece.inner.verify()
+    assert piece.inputs == [x, first]
+    assert piece.inner.inputs[1].uses == list(piece.inner.nodes)
