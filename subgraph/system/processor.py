@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from subgraph.system import objectcache
-from subgraph.system.objectcache import ObjectCode
+from subgraph.system.folders import cache_folder
+from subgraph.system.trusted_files import read_trusted, write_trusted
 
 # Keys of /proc/cpuinfo whose values differ between cores or change over time.
 _VOLATILE_KEYS = (
@@ -50,14 +51,12 @@ def processor(description: Path = Path("/proc/cpuinfo")) -> Processor:
     digest = _digest(description)
     if digest is None:
         return _from_llvm()
-    entry = objectcache.read(digest)
-    if entry is None:
+    path = cache_folder() / f"processor-{digest[:32]}.json"
+    found = _read(path)
+    if found is None:
         found = _from_llvm()
-        if objectcache.writable(warn=False):
-            objectcache.write(digest, ObjectCode((), json.dumps(found).encode()))
-        return found
-    name, features = json.loads(entry.data)
-    return Processor(name, features)
+        _write(path, found)
+    return found
 
 
 def _digest(description: Path) -> str | None:
@@ -86,3 +85,20 @@ def _from_llvm() -> Processor:
     except RuntimeError:  # LLVM does not know the features on every platform
         features = {}
     return Processor(str(binding.get_host_cpu_name()), features)
+
+
+def _read(path: Path) -> Processor | None:
+    try:
+        checksum, _, text = read_trusted(path).decode().partition("\n")
+        if hashlib.sha256(text.encode()).hexdigest() != checksum:
+            return None
+        name, features = json.loads(text)
+    except (OSError, ValueError):
+        return None
+    return Processor(name, features)
+
+
+def _write(path: Path, found: Processor) -> None:
+    text = json.dumps(found)
+    with suppress(OSError):  # a folder that is only read
+        write_trusted(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())

@@ -457,12 +457,12 @@ def test_the_processor_is_queried_once_for_a_machine(
         description.write_text(f"processor : 0\ncpu MHz : {megahertz}\nflags : avx\n")
         assert processor.processor(description) == ("some", {"avx": True, "fma": False})
     assert len(asked) == 1
-    [found] = (folder / "kernels").glob("*/*")
-    good = found.read_bytes()
-    for bad in (b"", good[:-5], good.replace(b"some", b"same")):
-        found.write_bytes(bad)
+    [found] = (folder / "kernels").iterdir()
+    good = found.read_text()
+    for bad in ("", good[:-5], good.replace("some", "same")):
+        found.write_text(bad)
         assert processor.processor(description).name == "some"
-        assert found.read_bytes() == good
+        assert found.read_text() == good
     description.write_text("processor : 0\nflags : avx sse\n")
     processor.processor(description)
     assert len(asked) == 5
