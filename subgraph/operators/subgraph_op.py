@@ -8,7 +8,7 @@ makes the node. The executor opens a `Session` of each op for each request, and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -561,37 +561,6 @@ def subgraph_node(
             value.name = inner.name
     node = Node(OP_TYPE, inputs, outputs=outputs, domain=DOMAIN, version=1, metadata=metadata)
     node.name, node.subgraph, node.op = name, subgraph, op
-    return node
-
-
-def default_node(subgraph: Graph, inputs: Iterable[Value]) -> Node:
-    """Return a node of the graph's name that runs ``subgraph`` by the default executor.
-
-    The result is that of `subgraph_node`, but nothing is checked: a partition makes thousands.
-
-    Args:
-        subgraph: The inner graph.
-        inputs: The outer value of each inner input.
-    """
-    node = Node.__new__(Node)
-    node.name = subgraph.name
-    node.op_type = OP_TYPE
-    node.domain = DOMAIN
-    node.version = 1
-    node.attrs = {}
-    node.captures = ()
-    node.metadata = None
-    node.subgraph = subgraph
-    node.op = DefaultSubgraphOp(subgraph)
-    node.fallback = None
-    node.graph = None
-    node.inputs = tuple(inputs)
-    outputs: list[Value] = []
-    for inner in subgraph.outputs:
-        value = Value(inner.name, inner.type)
-        value.producer = node
-        outputs.append(value)
-    node.outputs = tuple(outputs)
     return node
 
 

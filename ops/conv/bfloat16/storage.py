@@ -19,7 +19,7 @@ _MAX_DEPTH = 3  # nodes between two convolutions that are looked at (estimate)
 def is_read_as_bfloat16(node: Node, depth: int = 0) -> bool:
     """Return whether all readers of a node's only output take values of bfloat16.
 
-    If the answer turns out to be wrong for a reader, it gets the value converted, which costs time.
+    The answer is an estimate: the plan converts the value for a reader that needs float32.
 
     Args:
         node: The node.
