@@ -22,8 +22,8 @@ from subgraph.graph.types import (
 from subgraph.operators.reference import attributes, standard, variant
 from subgraph.operators.schema import is_before
 
-# Bound of coordinates in pixels, as in sampling_kernels.py.
 MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names in opset 16, and since opset 20
+# Bound of coordinates in pixels, as in sampling_kernels.py.
 _FAR = 1e9
 # Samples of a bin along an axis, as in roi_kernels.py.
 _MAX_BIN_SAMPLES = 4096
