@@ -77,71 +77,66 @@ class AttentionOperands(KernelArguments):
     zero_unseen: int
 
 
-class AttentionArguments(AttentionOperands):
-    """Arguments of `attention`; a work unit is some panels of queries of one head.
+class PanelAttentionArguments(AttentionOperands):
+    """Arguments of both kernels `attention`; a work unit is some panels of queries of one head.
 
     There are batch * heads * ceil(panels of a head / panels of a unit) units. A mask whose rows
     differ (``mask_row`` is not 0) has adjacent keys. K and V are lines of adjacent elements: a line
     is the elements of one key (value), or one element of all keys (values).
+
+    Attributes:
+        k_line: Stride of K between lines.
+        k_across: Whether a line of K is one element of all keys (1).
+        v_line: Stride of V between lines.
+        v_across: Whether a line of V is one element of all values (1).
+        keys_block: Keys of a block.
+        panels: Panels of a unit.
+    """
+
+    k_line: int
+    k_across: int
+    v_line: int
+    v_across: int
+    keys_block: int
+    panels: int
+
+
+class AttentionArguments(PanelAttentionArguments):
+    """Arguments of `attention` over contraction tiles.
 
     A worker's scratch has rows of ``nv * lanes`` elements, one for each query of a panel: for each
     panel of a unit ``key_size + value_size + 3`` (queries, results; maximum, sum and factor of the
     softmax), then one for each key of a block (scores). The copies of K and V follow.
 
     Attributes:
-        k_line: Stride of K between lines.
-        k_across: Whether a line of K is one element of all keys (1).
-        v_line: Stride of V between lines.
-        v_across: Whether a line of V is one element of all values (1).
         k_panel: The panel (``subgraph.engine.codegen.panel``) for K's kind of lines.
         v_panel: The panel for V's.
-        keys_block: Keys of a block.
-        panels: Panels of a unit.
         k_pitch: Bytes between the lines of the copy of a block of K; 0: it is read in place.
         v_pitch: The same of V.
     """
 
-    k_line: int
-    k_across: int
-    v_line: int
-    v_across: int
     k_panel: Address
     v_panel: Address
-    keys_block: int
-    panels: int
     k_pitch: int
     v_pitch: int
 
 
-class MatrixAttentionArguments(AttentionOperands):
-    """Arguments of `attention` over matrix tiles; a work unit is some panels of queries of a head.
+class MatrixAttentionArguments(PanelAttentionArguments):
+    """Arguments of `attention` over matrix tiles.
 
-    Panels have 32 queries. Units, masks and lines of K and V are as in `AttentionArguments`. Below,
-    sizes are rounded up to whole steps of 32. A worker's scratch has for each panel of a unit the
-    registers of its queries, ``64 * key_size`` bytes, and ``value_size + 3`` rows of 32 float32:
-    results, and the state of the softmax. For a block of keys follow the registers of the keys, and
-    those of the values, weights, and scores.
+    Panels have 32 queries. Below, sizes are rounded up to whole steps of 32. A worker's scratch has
+    for each panel of a unit the registers of its queries, ``64 * key_size`` bytes, and
+    ``value_size + 3`` rows of 32 float32: results, and the state of the softmax. For a block of
+    keys follow the registers of the keys, and those of the values, weights, and scores.
 
     Attributes:
-        k_line: Stride of K between lines.
-        k_across: Whether a line of K is one element of all keys (1).
-        v_line: Stride of V between lines.
-        v_across: Whether a line of V is one element of all values (1).
         tile: The matrix tile.
-        keys_block: Keys of a block.
-        panels: Panels of a unit.
         v_registers: Bytes from the registers of the keys to those of the values.
         weights: To those of the weights.
         scores: To the scores, which also serve for copies of queries, keys and values.
     """
 
-    k_line: int
-    k_across: int
-    v_line: int
-    v_across: int
     tile: Address
-    keys_block: int
-    panels: int
     v_registers: int
     weights: int
     scores: int

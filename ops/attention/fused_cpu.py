@@ -188,7 +188,7 @@ def _emit_matrix_attention(
 ) -> None:
     """Emit the step of an attention over matrix tiles."""
     batch, heads, queries, depth = r.q.sizes
-    _, kv_heads, keys, values = r.v.sizes
+    _, _, keys, values = r.v.sizes
     depth_steps, row = round_up(depth, of.depth_step), of.width * of.item
     panel = depth_steps * row // 2 + (values + 3) * row
     panels = -(-queries // of.width)
@@ -206,18 +206,8 @@ def _emit_matrix_attention(
     low.emit(
         Kernel("subgraph.ops.attention.matrix_kernels", "attention"),
         MatrixAttentionArguments(
-            **_operands_and_strides(r, of, r.q.steps, r.out.steps, mask_steps),
-            queries=queries,
-            heads=heads,
-            sharing=heads // kv_heads,
-            k_line=_line_step(r.k) * of.item,
-            k_across=int(r.k.steps[3] != 1),
-            v_line=_line_step(r.v) * of.item,
-            v_across=int(r.v.steps[3] != 1),
+            **_panel_arguments(r, of, mask_steps, block, unit_panels),
             tile=of.contraction(),
-            causal=int(r.causal),
-            keys_block=block,
-            panels=unit_panels,
             **low.worker_scratch(unit_panels * panel + k_bytes + v_bytes + weights + copies),
             v_registers=k_bytes,
             weights=k_bytes + v_bytes,
@@ -242,31 +232,38 @@ def _arguments(
         mask_steps: Strides of the mask, as of `checked_mask_steps`.
         unit_panels: Panels of queries of a work unit.
     """
-    _, heads, queries, depth = r.q.sizes
-    _, kv_heads, keys, values = r.v.sizes
+    depth, (_, _, keys, values) = r.q.sizes[3], r.v.sizes
     block = _keys_per_block(of, keys)
     k_across, v_across = r.k.steps[3] != 1, r.v.steps[3] != 1
     k_pitch, v_pitch = _copy_pitch(of, r.k, block), _copy_pitch(of, r.v, block)
     elements = ((depth + values + 3) * unit_panels + block) * of.width
     copies = k_pitch * (depth if k_across else block) + v_pitch * (values if v_across else block)
     return AttentionArguments(
-        **_operands_and_strides(r, of, r.q.steps, r.out.steps, mask_steps),
-        queries=queries,
-        heads=heads,
-        sharing=heads // kv_heads,
-        k_line=_line_step(r.k) * of.item,
-        k_across=int(k_across),
-        v_line=_line_step(r.v) * of.item,
-        v_across=int(v_across),
+        **_panel_arguments(r, of, mask_steps, block, unit_panels),
         k_panel=of.panel(across=k_across),
         v_panel=of.panel(across=not v_across),
-        causal=int(r.causal),
-        keys_block=block,
-        panels=unit_panels,
         **low.worker_scratch(elements * of.item + copies),
         k_pitch=k_pitch,
         v_pitch=v_pitch,
     )
+
+
+def _panel_arguments(
+    r: AttentionSpec, of: Tiles, mask_steps: Sequence[int], block: int, unit_panels: int
+) -> dict[str, Any]:
+    """Return the arguments that both kernels `attention` have in common, by name."""
+    return _operands_and_strides(r, of, r.q.steps, r.out.steps, mask_steps) | {
+        "queries": r.q.sizes[2],
+        "heads": r.q.sizes[1],
+        "sharing": r.q.sizes[1] // r.v.sizes[1],
+        "k_line": _line_step(r.k) * of.item,
+        "k_across": int(r.k.steps[3] != 1),
+        "v_line": _line_step(r.v) * of.item,
+        "v_across": int(r.v.steps[3] != 1),
+        "causal": int(r.causal),
+        "keys_block": block,
+        "panels": unit_panels,
+    }
 
 
 def _operands_and_strides(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
 
@@ -118,7 +119,7 @@ def emit_expression(
     if target.size == 0:
         return
     if _emit_table(low, expression, sources, results):
-        _finish(low, sources, [target], keeps_zero)
+        finish(low, sources, [target], keeps_zero)
         return
     walk = _walk(low, expression, sources, outputs)
     program, order = canonical_order(expression.instructions, walk.modes[: len(sources)])
@@ -146,7 +147,7 @@ def emit_expression(
         flops=len(expression.instructions) * target.size,
         bytes=moved + sum(o.nbytes for o in outputs),
     )
-    _finish(low, sources, outputs, keeps_zero)
+    finish(low, sources, outputs, keeps_zero)
 
 
 class _Walk(NamedTuple):
@@ -205,7 +206,7 @@ def _walk(
     return _Walk(operands, dims, strides, modes, lanes)
 
 
-def _finish(
+def finish(
     low: Lowering, sources: Sequence[Source], outputs: Sequence[Operand], keeps_zero: bool
 ) -> None:
     """Clear the padding of the blocked layout, and allow the output to overwrite an input."""
@@ -534,11 +535,15 @@ def elementwise(node: Node, low: Lowering) -> None:
     sources = [source(operand) for operand in operands]
     if len(operands) == 2:
         sources[1] = source(operands[1], _legacy_shape(node, operands[0], operands[1]))
-    keeps = node.op_type in _KEEPS_ZERO or (
-        node.op_type in ("Add", "Sub", "Mul", "Sum")
-        and all(operand.layout == "blocked" for operand in operands)
-    )
+    keeps = _keep_zero({node.op_type}, operands)
     emit_expression(low, e, sources, [(result, low.output())], keeps_zero=keeps)
+
+
+def _keep_zero(op_types: AbstractSet[str], operands: Sequence[Operand]) -> bool:
+    """Return whether operators give 0 where the padding of their operands in blocks is 0."""
+    if all(operand.layout == "blocked" for operand in operands):
+        return op_types <= _KEEPS_ZERO | {"Add", "Sub", "Mul", "Sum"}
+    return op_types <= _KEEPS_ZERO
 
 
 def _lower_in_groups(low: Lowering, operands: Sequence[Operand]) -> None:
@@ -587,10 +592,7 @@ def fused(node: Node, low: Lowering) -> None:
     results = expand_graph(e, inner, terms)
     if len(e.instructions) > MAX_FUSED:
         raise Unsupported(f"a fused chain of {len(e.instructions)} instructions")
-    keeps = all(n.op_type in _KEEPS_ZERO for n in inner.nodes) or (
-        all(n.op_type in (*_KEEPS_ZERO, "Add", "Sub", "Mul", "Sum") for n in inner.nodes)
-        and all(operand.layout == "blocked" for operand in operands)
-    )
+    keeps = _keep_zero({n.op_type for n in inner.nodes}, operands)
     emit_expression(
         low,
         e,

@@ -83,7 +83,7 @@ class Expression:
         work = dtype or terms[0].dtype
         texts = [o.name if isinstance(o, Term) else f"#{o!r}" for o in operands]
         self.instructions.append(f"{name}.{compute_dtype(work)} {' '.join(texts)}")
-        result = "bool" if name in _TO_BOOL else work
+        result = "bool" if name in TO_BOOL else work
         return Term(f"t{len(self.instructions) - 1}", result)
 
     def cast(self, x: Term, dtype: str) -> Term:
@@ -120,7 +120,8 @@ class Expression:
         return Term(f"t{len(self.instructions) - 1}", base.dtype)
 
 
-_TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
+# Primitives that give bool.
+TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 
 
 Expand = Callable[[Expression, Node, list[Term]], Term]

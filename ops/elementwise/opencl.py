@@ -22,8 +22,8 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import BFLOAT16, line, load, register, require, storage, store
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
 
-from .cpu import Source, allow_in_place
-from .expressions import EXPANSIONS, Expression, Term
+from .cpu import Source, finish
+from .expressions import EXPANSIONS, TO_BOOL, Expression, Term
 
 _CHUNK = 1024  # elements of a work-item where all operands are contiguous; an estimate
 _MIN_ROW = 16  # elements of a row for which a work-item loops over it; an estimate
@@ -40,7 +40,6 @@ _INFIX = {
     "ge": ">=",
 }
 _BITS = {"and": "&", "or": "|", "xor": "^"}
-_TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 # Primitives on floats that are functions of OpenCL C of the same name.
 _BUILTIN = frozenset(
     [
@@ -160,7 +159,7 @@ class Writer:
             first, second = self._operand(a, dtype), self._operand(b, dtype)
             value = f"({condition} ? {first} : {second})"
         else:
-            kind = "bool" if name in _TO_BOOL else _ctype(dtype)
+            kind = "bool" if name in TO_BOOL else _ctype(dtype)
             value = self._apply(name, dtype, [self._operand(o, dtype) for o in operands])
         return f"  {kind} t{index} = {value};"
 
@@ -176,7 +175,7 @@ class Writer:
             return self._rounded(name, args[0])
         if name in _INFIX:
             value = f"{args[0]} {_INFIX[name]} {args[1]}"
-            return value if name in _TO_BOOL else f"({kind})({value})"
+            return value if name in TO_BOOL else f"({kind})({value})"
         if name in _BITS:
             return f"({kind})({args[0]} {_BITS[name]} {args[1]})"
         if dtype in INTEGERS:
@@ -413,10 +412,7 @@ def emit_expression(
         flops=len(expression.instructions) * target.size,
         bytes=moved + sum(o.nbytes for _, o in results),
     )
-    read = [(s.operand, s.shape) for s in sources]
-    for s in sources:
-        if isinstance(s.operand, Operand) and s.shape == target.shape:
-            allow_in_place(low, results[0][1], s.operand, read)
+    finish(low, sources, [target], keeps_zero)
 
 
 cl_shared(*(name for name in EXPANSIONS if name != "Identity"))

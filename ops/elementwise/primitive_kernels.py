@@ -29,6 +29,7 @@ from subgraph.engine.codegen.irtools import (
 )
 
 from .division_kernels import c_remainder, divide, python_remainder
+from .expressions import TO_BOOL
 from .vector_kernels import from_memory, like, merge, to_memory
 
 Value = Any
@@ -82,14 +83,12 @@ def _abs(builder: Any, dtype: str, x: Value) -> Value:
 def _sign(builder: Any, dtype: str, x: Value) -> Value:
     zero, one = like(x, dtype, 0), like(x, dtype, 1)
     result = builder.select(emit_compare(builder, ">", dtype, x, zero), one, x)
+    if is_float(dtype) or is_signed(dtype):
+        below = emit_compare(builder, "<", dtype, x, zero)
+        result = builder.select(below, like(x, dtype, -1), result)
     if is_float(dtype):
-        below = emit_compare(builder, "<", dtype, x, zero)
-        result = builder.select(below, like(x, dtype, -1), result)
         # The sign of -0 is 0, not -0. NaN fails all three comparisons and stays.
-        return builder.select(emit_compare(builder, "==", dtype, x, zero), zero, result)
-    if is_signed(dtype):
-        below = emit_compare(builder, "<", dtype, x, zero)
-        result = builder.select(below, like(x, dtype, -1), result)
+        result = builder.select(emit_compare(builder, "==", dtype, x, zero), zero, result)
     return result
 
 
@@ -288,7 +287,6 @@ BINARY: dict[str, Callable[[Any, str, Value, Value], Value]] = {
     "gt": _compare(">"),
     "ge": _compare(">="),
 }
-_TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 
 
 def _where(builder: Any, dtype: str, condition: Value, a: Value, b: Value) -> Value:
@@ -363,4 +361,4 @@ def apply(builder: Any, name: str, dtypes: Sequence[str], args: Sequence[Value])
 
 def result_dtype(name: str, dtypes: Sequence[str]) -> str:
     """Return the dtype of the result of a primitive."""
-    return "bool" if name in _TO_BOOL else dtypes[-1]
+    return "bool" if name in TO_BOOL else dtypes[-1]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from subgraph.engine.codegen.arguments import Address, KernelArguments, ReportWords, Triple
 
+# Pixels that the modes of GridSample combine along a dimension.
+TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+
 
 class BlendArguments(KernelArguments):
     """Arguments of `along`; a work unit is one line along the resized axis.

@@ -22,6 +22,7 @@ from subgraph.graph.types import (
 from subgraph.operators.reference import attributes, standard, variant
 from subgraph.operators.schema import is_before
 
+MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names in opset 16, and since opset 20
 # Bound of coordinates in pixels, as in sampling_kernels.py.
 _FAR = 1e9
 # Samples of a bin along an axis, as in roi_kernels.py.
@@ -97,13 +98,12 @@ def _exact(scales: Array, sizes: Sequence[int]) -> Array:
 
 def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return samples at the points of the grid; opset 16 has longer names of the modes."""
-    names = {"bilinear": "linear", "bicubic": "cubic"}
     mode = str(attributes(node)["mode"])
     x, grid = inputs
     shape = (*x.shape[:2], *grid.shape[1:-1])
     if 0 in shape:  # onnx.reference returns no list for an empty result
         return [np.zeros(shape, x.dtype)]
-    return standard(variant(node, version=22, mode=names.get(mode, mode)), inputs)
+    return standard(variant(node, version=22, mode=MODES.get(mode, mode)), inputs)
 
 
 def upsample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -141,17 +141,21 @@ def affine_grid(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the points to which an affine map takes the output pixels; theta is (N, d, d + 1)."""
     theta: Array = inputs[0]
     sizes = [int(size) for size in inputs[1]][2:]
-    lines: list[Array] = []
-    for size in sizes:
-        if attributes(node)["align_corners"]:
-            # A single point is the first corner, -1, as linspace returns it.
-            lines.append(np.linspace(-1, 1, size))
-        else:
-            lines.append((2 * np.arange(size) + 1) / size - 1)
-    coordinates = np.meshgrid(*lines, indexing="ij")
-    points = np.stack([*reversed(coordinates), np.ones(sizes)], axis=-1)
+    points = pixel_coordinates(sizes, bool(attributes(node)["align_corners"]))
     grid: Array = np.einsum("...k,ndk->n...d", points, theta.astype(np.float64))
     return [grid.astype(theta.dtype)]
+
+
+def pixel_coordinates(sizes: Sequence[int], corners: bool) -> Array:
+    """Return x, y, ... and 1 for each output pixel of AffineGrid, ``[*sizes, dimensions + 1]``.
+
+    Args:
+        sizes: Pixels along each axis, the last of which is that of x.
+        corners: The outermost pixels have the coordinates -1 and 1. A single one has -1.
+    """
+    lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in sizes]
+    axes = np.meshgrid(*lines, indexing="ij")
+    return np.stack([*reversed(axes), np.ones(sizes)], axis=-1)
 
 
 def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

@@ -27,12 +27,14 @@ from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import tiles
 
 from .arguments import (
+    TAPS,
     GridSampleArguments,
     MaxRoiPoolArguments,
     RoiAlignArguments,
     RoiAverageArguments,
     SampleCountArguments,
 )
+from .reference import MODES, pixel_coordinates
 
 _MIN_PIXELS_PER_THREAD = 2048  # output pixels; an estimate
 _MAX_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region; an estimate
@@ -40,8 +42,6 @@ _MAX_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region; an est
 _CHANNELS = 32
 _TABLE = 1024  # neighbouring pixels of the points of a block; an estimate
 _MAX_EXACT_FLOAT32 = 1 << 24  # coordinates are clamped in float32, which holds integers up to here
-_TAPS = {"linear": 2, "cubic": 4}
-_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
 @lowering("RoiAlign", dtypes=FLOATS)
@@ -173,8 +173,8 @@ def grid_sample(node: Node, low: Lowering) -> None:
     points = math.prod(y.shape[2:])
     usual = "bilinear" if is_before(node, 20) else "linear"
     mode = decoded(node.attrs.get("mode", usual))
-    mode = _MODES.get(mode, mode)
-    around = _TAPS.get(mode, 1) ** rank
+    mode = MODES.get(mode, mode)
+    around = TAPS[mode] ** rank
     of = tiles(converted.dtype)
     # In the blocked layout channels are read as vectors. Converting the image to it and back costs
     # less than that saves if enough pixels are read.
@@ -227,10 +227,8 @@ def affine_grid(node: Node, low: Lowering) -> None:
     space, corners = whole_numbers(known(low, 1))[2:], bool(node.attrs.get("align_corners", 0))
     count = math.prod(space)
     check_memory(8 * (2 * len(space) + 2) * count, f"coordinates of {count} pixels")
-    lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]
-    # Theta's coordinates are in the order x, y, z, the reverse of the axes.
-    axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]
-    coordinates = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
+    points = pixel_coordinates(space, corners).reshape(count, -1).T
+    coordinates = np.ascontiguousarray(points, numpy_dtype(theta.dtype))
     grid = Operand(f"{node.name}.grid", theta.dtype, coordinates.shape)
     low.set_constant(grid, coordinates)
     rank, count = len(space), coordinates.shape[1]

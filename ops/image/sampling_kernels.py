@@ -16,7 +16,7 @@ from subgraph.engine.codegen.argument_views import DEPTH, HEIGHT, WIDTH, along, 
 from subgraph.engine.codegen.simd import convert, ld, st, vec
 from subgraph.engine.codegen.transpose import interleaver
 
-from .arguments import GridSampleArguments
+from .arguments import TAPS, GridSampleArguments
 
 Function = Callable[..., Any]
 _word = ld("float64")
@@ -30,9 +30,6 @@ def clamped_floor(x: float) -> int:
         return -1
     whole = int(min(max(x, -_FAR), _FAR))
     return whole - 1 if whole > x else whole
-
-
-_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}  # pixels along a dimension
 
 
 def grid_sample(
@@ -58,10 +55,10 @@ def grid_sample(
     vectors: Any = _vector_neighbours_2d(lanes, padding == "zeros", corners) if in_vectors else None
     prepare, write = (
         _neighbours_along(grid, mode, padding, corners),
-        _neighbours(dtype, _TAPS[mode]),
+        _neighbours(dtype, TAPS[mode]),
     )
     neighbours = prepare, write, vectors
-    return _point_sampler(dtype, lanes, grid, _TAPS[mode], blocked, neighbours)
+    return _point_sampler(dtype, lanes, grid, TAPS[mode], blocked, neighbours)
 
 
 def _point_sampler(
@@ -168,7 +165,7 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
     table, and a float64 for each weight from byte 32 on.
     """
     put_index, put_weight, real = st("int64"), st("float64"), np.dtype(grid).type
-    taps, zeros, border = _TAPS[mode], padding == "zeros", padding == "border"
+    taps, zeros, border = TAPS[mode], padding == "zeros", padding == "border"
     nearest, cubic = mode == "nearest", mode == "cubic"
     pixel = _padded_pixel(padding)
 

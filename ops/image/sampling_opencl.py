@@ -8,6 +8,7 @@ from subgraph.opencl.runtime import ClSource
 from subgraph.ops.shared.opencl_code import line, number, program, register, require, variant_of
 
 from .arguments import (
+    TAPS,
     GridSampleArguments,
     MaxRoiPoolArguments,
     RoiAlignArguments,
@@ -15,7 +16,6 @@ from .arguments import (
 )
 
 cl_shared("AffineGrid", "GridSample", "MaxRoiPool", "RoiAlign")
-_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 _PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
 
 
@@ -66,7 +66,7 @@ def grid_sample(low: ClLowering, kernel: Kernel, a: GridSampleArguments) -> None
         "image/sampling",
         T=register(variant["dtype"]),
         U=register(variant["grid"]),
-        TAPS=_TAPS[variant["mode"]],
+        TAPS=TAPS[variant["mode"]],
         PADDING=_PADDINGS[variant["padding"]],
         CORNERS=int(variant["corners"]),
     )

@@ -31,6 +31,7 @@ from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.shared.strides import contiguous, normal_axis
+from subgraph.partition.constants import constant_array
 
 from .arguments import (
     ReverseSequenceArguments,
@@ -141,12 +142,10 @@ def dropout(node: Node, low: Lowering) -> None:
 @lowering("Constant")
 def constant(node: Node, low: Lowering) -> None:
     """Lower Constant: the plan knows its value."""
-    y = low.output()
-    for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
-        if name in node.attrs:
-            low.set_constant(y, np.asarray(node.attrs[name], numpy_dtype(y.dtype)))
-            return
-    raise Unsupported("Constant of strings or a sparse tensor")
+    value = constant_array(node)
+    if value is None:
+        raise Unsupported("Constant of strings or a sparse tensor")
+    low.set_constant(low.output(), value)
 
 
 @lowering("Shape")

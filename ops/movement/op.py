@@ -383,16 +383,6 @@ def _parts(node: Node, values: Values, size: Dim, count: int) -> Sequence[Dim]:
     return [size // count] * count
 
 
-_CONSTANTS = {
-    "value_float": "float32",
-    "value_floats": "float32",
-    "value_int": "int64",
-    "value_ints": "int64",
-    "value_string": "string",
-    "value_strings": "string",
-}
-
-
 def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of Constant from the attribute's value.
 
@@ -405,7 +395,7 @@ def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]
     if value is not None:
         array = np.asarray(value)
         return [TensorType(array.dtype, array.shape)]
-    for name, dtype in _CONSTANTS.items():
+    for name, dtype in reference.CONSTANT_FORMS.items():
         if name in node.attrs:
             return [TensorType(dtype, [len(node.attrs[name])] if name.endswith("s") else [])]
     return [None]

@@ -61,6 +61,17 @@ def concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.concatenate(list(inputs), axis=axis)]
 
 
+# Attributes of Constant besides ``value``, and the dtypes of their values.
+CONSTANT_FORMS = {
+    "value_float": "float32",
+    "value_floats": "float32",
+    "value_int": "int64",
+    "value_ints": "int64",
+    "value_string": "string",
+    "value_strings": "string",
+}
+
+
 def constant(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the constant; a sparse one is made dense, as Constant's output type says."""
     from subgraph.operators.protobuf import SparseTensor
@@ -68,15 +79,9 @@ def constant(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     sparse = node.attrs.get("sparse_value")
     if isinstance(sparse, SparseTensor):
         return [_dense(sparse.values, sparse.indices, sparse.shape)]
-    for name, dtype in (("value_int", "int64"), ("value_ints", "int64")):
+    for name, dtype in CONSTANT_FORMS.items():
         if name in node.attrs:
             return [np.array(node.attrs[name], numpy_dtype(dtype))]
-    for name, dtype in (("value_float", "float32"), ("value_floats", "float32")):
-        if name in node.attrs:
-            return [np.array(node.attrs[name], numpy_dtype(dtype))]
-    for name in ("value_string", "value_strings"):
-        if name in node.attrs:
-            return [np.array(node.attrs[name], object)]
     return [np.asarray(node.attrs["value"])]
 
 

@@ -37,8 +37,8 @@ class PanelsArguments(KernelArguments):
     zero_step: int
 
 
-class _QuantizedOperands(KernelArguments):
-    """First arguments of the quantized convolutions and products.
+class _QuantizedArguments(WindowArguments):
+    """Arguments of the quantized convolutions and products.
 
     Attributes:
         x: The input, bytes.
@@ -47,6 +47,14 @@ class _QuantizedOperands(KernelArguments):
         bias: First value of the sums, int32, one for each column.
         scale: Factor of the sums, float32, one for each column.
         shift: Added to scaled sums, float32, one for each column; 0: nothing.
+        blocks: Blocks of input channels of a group, of `depthwise` those of an image.
+        low: Lower bound of the result less its zero point.
+        high: Upper bound of the result less its zero point.
+        y_zero: Zero point of the result.
+        x_zero: Zero point of the input, one byte.
+        unit_rows: Output rows of a unit.
+        scratch: The area of the first worker.
+        scratch_bytes: Bytes between the areas of workers.
     """
 
     x: Address
@@ -55,38 +63,29 @@ class _QuantizedOperands(KernelArguments):
     bias: Address
     scale: Address
     shift: Address
-
-
-class _Groups(_QuantizedOperands):
-    """First arguments of the quantized `product`.
-
-    Attributes:
-        groups: Groups of channels.
-        blocks: Input blocks of a group.
-    """
-
-    groups: int
     blocks: int
+    low: float
+    high: float
+    y_zero: int
+    x_zero: Address
+    unit_rows: int
+    scratch: Address
+    scratch_bytes: int
 
 
-class QuantizedProductArguments(_Groups, WindowArguments):
+class QuantizedProductArguments(_QuantizedArguments):
     """Arguments of the quantized `product`; a work unit is a block of the output.
 
     Units run over blocks of panels innermost, then blocks of columns, of rows, planes of the depth,
-    groups, images. A patch is the input of a unit, copied to scratch memory (`patches`).
+    groups, images. A patch is the input of a unit, copied to scratch memory (`patches`); without
+    scratch memory the input is read in place (unsigned bytes, blocks or rows of whole double steps,
+    one tap, stride 1, no padding).
 
     Attributes:
+        groups: Groups of channels.
         tile: The integer tile.
-        low: Lower bound of the result less its zero point.
-        high: Upper bound of the result less its zero point.
-        y_zero: Zero point of the result.
-        x_zero: Zero point of the input, one byte.
-        unit_rows: Output rows of a unit.
         unit_columns: Output columns of a unit.
         unit_panels: Panels of a unit.
-        scratch: A patch for each worker; 0: the input is read in place (unsigned bytes, blocks or
-            rows of whole double steps, one tap, stride 1, no padding).
-        scratch_bytes: Bytes between the areas of workers.
         columns: Outputs of a group, rounded up to 16.
         x_image: Bytes between images of x.
         y_image: Bytes between images of y.
@@ -115,16 +114,10 @@ class QuantizedProductArguments(_Groups, WindowArguments):
         most_faults: Guarded: faults that are corrected in a panel.
     """
 
+    groups: int
     tile: Address
-    low: float
-    high: float
-    y_zero: int
-    x_zero: Address
-    unit_rows: int
     unit_columns: int
     unit_panels: int
-    scratch: Address
-    scratch_bytes: int
     columns: int
     x_image: int
     y_image: int
@@ -149,38 +142,15 @@ class QuantizedProductArguments(_Groups, WindowArguments):
     most_faults: int
 
 
-class _Planes(_QuantizedOperands):
-    """First arguments of the quantized `depthwise`.
-
-    Attributes:
-        blocks: Blocks of 16 channels of an image.
-    """
-
-    blocks: int
-
-
-class QuantizedDepthwiseArguments(_Planes, WindowArguments):
+class QuantizedDepthwiseArguments(_QuantizedArguments):
     """Arguments of the quantized `depthwise`; a work unit is rows of a block of channels.
 
     Weights are ``[block][pair of taps][16][2]``, int16; bias, scale and shift have 16 elements for
-    each block. Units run over blocks of rows innermost, then blocks of channels, then images.
+    each block. Units run over blocks of rows innermost, then blocks of channels, then images. The
+    area of a worker has two 64-bit offsets for each pair of taps, then a patch.
 
     Attributes:
         pairs: Pairs of taps.
-        low: Lower bound of the result less its zero point.
-        high: Upper bound of the result less its zero point.
-        y_zero: Zero point of the result.
-        x_zero: Zero point of the input, one byte.
-        unit_rows: Output rows of a unit.
-        scratch: For each worker two 64-bit offsets for each pair of taps, then a patch.
-        scratch_bytes: Bytes between the areas of workers.
     """
 
     pairs: int
-    low: float
-    high: float
-    y_zero: int
-    x_zero: Address
-    unit_rows: int
-    scratch: Address
-    scratch_bytes: int

@@ -16,6 +16,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType, ValueType
+from subgraph.operators.inference import infer_types
 from subgraph.operators.reference import evaluate
 from subgraph.operators.requirements import (
     Tensor,
@@ -222,8 +223,7 @@ def padded(node: Node, inputs: Sequence[Any]) -> list[Array | None]:
     plain = Node(name, node.inputs, outputs=len(TRIMMED[name]), version=node.version)
     plain.attrs = dict(node.attrs)
     types = [None if a is None else TensorType(a.dtype.name, a.shape) for a in inputs]
-    rule = {"NonZero": non_zero, "Compress": compress, "Unique": unique}
-    sizes = rule.get(name, non_max_suppression)(node, types, inputs)
+    sizes = infer_types(node, types, inputs)
     results: list[Array | None] = []
     count = 0
     for k, found in enumerate(evaluate(plain, inputs)):
