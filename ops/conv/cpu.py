@@ -19,6 +19,7 @@ from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.movement.arguments import PackArguments
 from subgraph.ops.movement.geometry import (
+    ConvOutput,
     Geometry,
     band_table,
     band_weights,
@@ -51,10 +52,10 @@ from subgraph.system.host import caches
 
 from .arguments import GenericArguments
 from .bfloat16.cpu import emit_matrix_convolution
-from .bfloat16.storage import is_read_as_bfloat16
+from .bfloat16.storage import stores_bfloat16
 from .choice import Algorithm, Method, choose
 from .depthwise import emit_depthwise
-from .direct import DirectOutput, emit_direct
+from .direct import emit_direct
 from .job import Job, read_job
 from .polyphase import OUTPUTS, emit_phases, phase_weights, phases_of
 from .winograd import emit_winograd
@@ -191,7 +192,7 @@ def _direct(job: Job, *, plain: bool) -> None:
     with _blocked_output(job) as (y, residual):
         # The operations that are reported are those of the convolution, without the zeros between
         # merged groups.
-        out = DirectOutput(y, residual, (1, 1, 1), 0)
+        out = ConvOutput(y, residual, (1, 1, 1), 0)
         emit_direct(low, of, g, x, weight, _bias(job), out, job.act, plain=plain, flops=job.g.flops)
 
 
@@ -199,20 +200,13 @@ def _matrix(job: Job, *, plain: bool) -> None:
     low, of = job.low, product_tiles(job.of, job.low, job.w)
     weight = _direct_weight(job, of, 1, plain=plain)
     g, x = (job.g, job.x) if plain else (job.g.folded(), blocked(low, of, job.x))
-    if _stores_bfloat16(job):
+    if stores_bfloat16(low.node, job.y, job.g.outputs, job.act):
         job.y.store_as_bfloat16()
     with _blocked_output(job) as (y, residual):
+        out = ConvOutput(y, residual, (1, 1, 1), 0)
         emit_matrix_convolution(
-            low, of, g, x, weight, _bias(job), residual, y, job.act, plain=plain, flops=job.g.flops
+            low, of, g, x, weight, _bias(job), out, job.act, plain=plain, flops=job.g.flops
         )
-
-
-def _stores_bfloat16(job: Job) -> bool:
-    """Return whether a convolution over matrix tiles stores its output as bfloat16."""
-    channels = round_up(job.g.outputs, job.of.lanes)
-    # Lanes beyond C must be zero, and the two vectors of a panel are a block of 32 channels.
-    whole = channels % MATRIX_DEPTH == 0 and (job.act.keeps_zero or channels == job.g.outputs)
-    return job.y.layout == "blocked" and whole and is_read_as_bfloat16(job.low.node)
 
 
 def _banded(job: Job) -> None:
@@ -224,7 +218,7 @@ def _banded(job: Job) -> None:
     g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
     x = blocked(low, of, job.x)
     with _blocked_output(job) as (y, residual):
-        out = DirectOutput(y, residual, (1, 1, 1), 0)
+        out = ConvOutput(y, residual, (1, 1, 1), 0)
         emit_direct(
             low, of, g.folded(), x, weight, _bias(job), out, job.act, plain=False, table=table,
             flops=job.g.flops,
@@ -236,7 +230,7 @@ def _depthwise(job: Job) -> None:
     weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
     x = blocked(low, of, job.x)
     with _blocked_output(job) as (y, residual):
-        out = DirectOutput(y, residual, (1, 1, 1), 0)
+        out = ConvOutput(y, residual, (1, 1, 1), 0)
         emit_depthwise(low, of, g, x, weight, _bias(job), out, job.act)
 
 

@@ -8,12 +8,11 @@ from typing import Any
 from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.movement.geometry import ConvOutput, Geometry
 from subgraph.ops.shared.tile_planning import Activation, Tiles, grain
 from subgraph.system.host import caches
 
 from .arguments import DepthwiseArguments, WindowRowsArguments
-from .direct import DirectOutput
 
 
 def has_windows(of: Tiles, g: Geometry) -> bool:
@@ -35,7 +34,7 @@ def emit_depthwise(
     x: Argument,
     weight: Argument,
     bias: Argument,
-    out: DirectOutput,
+    out: ConvOutput,
     act: Activation,
 ) -> None:
     """Emit the kernel `depthwise` or `windows`.

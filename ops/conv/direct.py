@@ -9,7 +9,7 @@ import attrs
 from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, plain, recorded, smaller
-from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.movement.geometry import ConvOutput, Geometry
 from subgraph.ops.shared.tile_planning import (
     Activation,
     Tiles,
@@ -29,46 +29,6 @@ _JOINED_UNITS = 4  # factor of the units per thread if a thread can join neighbo
 _LATENCY_ROWS = 4  # rows of a tile below which the latency of fused multiply-add bounds its speed
 # Cost of a segment of few channels, in steps of the sums: fixed, and added for each of its steps.
 _SEGMENT_STEPS, _SHORT_STEP = 8, 0.2
-
-
-@attrs.frozen
-class DirectOutput:
-    """The output of a direct convolution: every ``steps``-th pixel of y from ``offset`` on.
-
-    Attributes:
-        y: Output in the blocked layout.
-        residual: Array of the same shape and layout that is added, or 0.
-        steps: Pixels between outputs along D, H, W.
-        offset: Index of the first output's pixel.
-        sizes: Spatial sizes (D, H, W) of y; None: those of the convolution's output.
-    """
-
-    y: Argument
-    residual: Argument
-    steps: tuple[int, int, int]
-    offset: int
-    sizes: tuple[int, int, int] | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether the outputs are all pixels of y."""
-        return self.sizes is None and self.steps == (1, 1, 1)
-
-    def strides(self, target: tuple[int, int, int], pixel: int) -> dict[str, int]:
-        """Return the arguments of kernels that say where each output lies in y.
-
-        Args:
-            target: Spatial sizes of the convolution's output.
-            pixel: Bytes of a pixel of a block.
-        """
-        depth, height, width = self.sizes or target
-        return {
-            "y_column": self.steps[2],
-            "y_row": self.steps[1] * width,
-            "y_plane": self.steps[0] * height * width,
-            "y_block": depth * height * width,
-            "y_offset": self.offset * pixel,
-        }
 
 
 @attrs.define
@@ -397,7 +357,7 @@ def emit_direct(
     x: Argument,
     weight: Argument,
     bias: Argument,
-    out: DirectOutput,
+    out: ConvOutput,
     act: Activation,
     *,
     plain: bool,

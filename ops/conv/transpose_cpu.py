@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.planner.constants import derived_operand
 from subgraph.engine.planner.lowering import (
     Argument,
@@ -32,6 +33,7 @@ from subgraph.graph.types import Array
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.arguments import InterleaveArguments
 from subgraph.ops.movement.geometry import (
+    ConvOutput,
     Geometry,
     auto_pad,
     blocked_vector,
@@ -48,8 +50,9 @@ from subgraph.ops.movement.layout_conversion import (
     convert_output,
     plain_operand,
     plain_target,
+    widened,
 )
-from subgraph.ops.movement.packing import pack_blocks
+from subgraph.ops.movement.packing import narrowed, pack_blocks
 from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
@@ -57,13 +60,16 @@ from subgraph.ops.shared.tile_planning import (
     Tiles,
     activation,
     grain,
+    product_tiles,
     round_up,
     tiles,
 )
 from subgraph.ops.unfold.cpu import emit_column_sums
 
+from .bfloat16.cpu import emit_matrix_convolution, round_image
+from .bfloat16.storage import stores_bfloat16
 from .depthwise import emit_depthwise
-from .direct import DirectOutput, emit_direct
+from .direct import emit_direct
 
 # Most combinations of phases; each is a step with its own weights, which take time to plan
 # (estimate).
@@ -159,7 +165,8 @@ def _weights(
         transposed = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
         dense = dense_groups(transposed, groups, together)
         dense = dense.reshape(-(-groups // together), -1, *dense.shape[1:])
-        return pack_blocks(dense.reshape(*dense.shape[:3], -1), of)
+        panels = pack_blocks(dense.reshape(*dense.shape[:3], -1), of)
+        return narrowed(panels, of, *dense.shape[:2])
 
     return make
 
@@ -187,7 +194,7 @@ def _taps_of(
     return whole
 
 
-@lowering("ConvTranspose", dtypes=FLOATS, layouts=("plain", "blocked"))
+@lowering("ConvTranspose", dtypes=FLOATS, layouts=("plain", "blocked", "bfloat16"))
 def conv_transpose(node: Node, low: Lowering) -> None:
     """Lower ConvTranspose."""
     x, w, y, bias = low.input(0), low.input(1), low.output(), low.optional(2)
@@ -199,7 +206,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         else None
     )
     if sizes is None or math.prod(map(min, sizes.strides, sizes.target)) > _MOST_PHASES:
-        _emit_columns(node, low, x, w, bias, y)
+        _emit_columns(node, low, widened(low, x), w, bias, y)
         return
     of = tiles(x.dtype, low.block_lanes(x.dtype))
     per_axis = [
@@ -213,15 +220,29 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if sizes.kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
+    if multiplies_matrices(of, low, sizes, w):
+        _emit_phases(low, of, sizes, per_axis, x, w, bias, act, matrix=True)
+        return
+    x = widened(low, x)
     # The sums of columns add the bias but have no activation. Their cost is that of a single group.
     alone = sizes.groups == 1 and act.kernel == 0 and not act.flags
     plain = x.layout == y.layout == "plain"
     if alone and x.size and _sums_taps(of, sizes, per_axis, plain=plain):
         _emit_columns(node, low, x, w, bias, y)
     elif sizes.groups == 1 and of.few_rows and _joins_phases(of, sizes, per_axis):
-        _emit_joint(low, of, sizes, per_axis, w, bias, act)
+        _emit_joint(low, of, sizes, per_axis, x, w, bias, act)
     else:
-        _emit_phases(low, of, sizes, per_axis, w, bias, act)
+        _emit_phases(low, of, sizes, per_axis, x, w, bias, act, matrix=False)
+
+
+def multiplies_matrices(of: Tiles, low: Lowering, sizes: Geometry, w: Operand) -> bool:
+    """Return whether a transposed convolution multiplies matrix tiles of bfloat16."""
+    if of.lanes != 16 or not product_tiles(of, low, w).operands:
+        return False
+    flat = sizes.source[0] == sizes.target[0] == sizes.kernel[0] == 1
+    whole = sizes.inputs % MATRIX_DEPTH == 0 and sizes.outputs % of.lanes == 0
+    # With fewer output channels most of a panel would be zeros.
+    return flat and sizes.outputs >= of.lanes and (sizes.groups == 1 or whole)
 
 
 def transposed_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
@@ -246,26 +267,37 @@ def _emit_phases(
     of: Tiles,
     sizes: Geometry,
     per_axis: Sequence[Sequence[Phase]],
+    x: Operand,
     w: Operand,
     bias: Operand | None,
     act: Activation,
+    *,
+    matrix: bool,
 ) -> None:
     """Emit a convolution for each combination of phases.
 
     Args:
         low: Collects the plan's steps.
-        of: The contraction tiles.
+        of: The contraction tiles of float32.
         sizes: Sizes of the transposed convolution.
         per_axis: The phases of each dimension.
+        x: The input.
         w: Weights, constant.
         bias: Bias, constant; None: none.
         act: The activation.
+        matrix: Round both operands to bfloat16, and multiply matrix tiles.
     """
     groups, together, target = sizes.groups, merged(sizes, of.lanes), sizes.target
     packed_bias: Argument = 0
     if bias is not None:
         packed_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
-    x, y = blocked(low, of, low.input(0)), blocked_target(low, of, low.output())
+    source = blocked(low, of, x)
+    if matrix and stores_bfloat16(low.node, low.output(), sizes.outputs, act):
+        low.output().store_as_bfloat16()
+    y = blocked_target(low, of, low.output())
+    if matrix:
+        of = product_tiles(of, low, w)
+        source = round_image(low, of, sizes, source)
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
     for parts in itertools.product(*per_axis):
         d, h, width = parts
@@ -278,17 +310,19 @@ def _emit_phases(
             pads=(d.pad, h.pad, width.pad),
         )
         first = (d.first * target[1] + h.first) * target[2] + width.first
-        out = DirectOutput(y, 0, sizes.strides, first, target)
+        out = ConvOutput(y, 0, sizes.strides, first, target)
         taps = f"taps {d.taps} {h.taps} {width.taps}"
         if depthwise:
             recipe = f"conv transpose depthwise {of.lanes} {taps}"
             weight = low.weight(recipe, _depthwise_weights((d, h, width), sizes.kernel, of), w)
-            emit_depthwise(low, of, g, x, weight, packed_bias, out, act)
+            emit_depthwise(low, of, g, source, weight, packed_bias, out, act)
             continue
-        recipe = f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} {taps}"
+        packed = f"{of.nv}x{of.lanes} {of.packed_as}"
+        recipe = f"conv transpose {packed} groups {groups}/{together} {taps}"
         make = _weights(groups, together, (d, h, width), sizes.kernel, of)
         weight = low.weight(recipe, make, w)
-        emit_direct(low, of, g, x, weight, packed_bias, out, act, plain=False)
+        emit = emit_matrix_convolution if matrix else emit_direct
+        emit(low, of, g, source, weight, packed_bias, out, act, plain=False, flops=g.flops)
     convert_output(low, of, low.output(), y, keeps_zero=act.keeps_zero)
 
 
@@ -396,6 +430,7 @@ def _emit_to_scratch(
     low: Lowering,
     of: Tiles,
     g: Geometry,
+    x: Operand,
     weight: Argument,
     bias: Argument,
     act: Activation,
@@ -407,15 +442,16 @@ def _emit_to_scratch(
         low: Collects the plan's steps and scratch memory.
         of: The contraction tiles.
         g: Sizes of the convolution.
+        x: The input.
         weight: Weights as `emit_direct` takes them.
         bias: Bias, padded to whole blocks; 0: none.
         act: The activation.
         flops: Operations to report; 0: those of ``g``.
     """
     products = low.scratch(g.images * round_up(g.outputs, of.lanes) * g.pixels * of.item)
-    out = DirectOutput(products, 0, (1, 1, 1), 0)
-    x = blocked(low, of, low.input(0))
-    emit_direct(low, of, g, x, weight, bias, out, act, plain=False, flops=flops)
+    out = ConvOutput(products, 0, (1, 1, 1), 0)
+    source = blocked(low, of, x)
+    emit_direct(low, of, g, source, weight, bias, out, act, plain=False, flops=flops)
     return products
 
 
@@ -458,6 +494,7 @@ def _emit_joint(
     of: Tiles,
     sizes: Geometry,
     per_axis: Sequence[Sequence[Phase]],
+    x: Operand,
     w: Operand,
     bias: Operand | None,
     act: Activation,
@@ -484,7 +521,7 @@ def _emit_joint(
         recipe = f"conv bias {count} times of {of.lanes}"
         packed_bias = low.weight(recipe, _repeated(count, of), bias)
     flops = 2 * sizes.images * sizes.inputs * sizes.outputs * sizes.taps * math.prod(sizes.source)
-    products = _emit_to_scratch(low, of, g, weight, packed_bias, act, flops)
+    products = _emit_to_scratch(low, of, g, x, weight, packed_bias, act, flops)
     target = plain_target(low, of, y)
     units = g.images * sizes.target[0] * sizes.target[1]
     low.emit(

@@ -46,23 +46,23 @@ def matrix_panels(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Arra
 
     def pack(weight: Array) -> Array:
         stack = change(weight)
-        columns, depth = round_up(stack.shape[2], of.lanes), round_up(stack.shape[1], of.depth_step)
-        return narrowed(pack_matrices(stack, of), of, columns, depth)
+        return narrowed(pack_matrices(stack, of), of, stack.shape[0], stack.shape[2])
 
     return pack
 
 
-def narrowed(panels: Array, of: Tiles, columns: int, depth: int) -> Array:
+def narrowed(panels: Array, of: Tiles, matrices: int, outputs: int) -> Array:
     """Return packed weights in the tiles' dtype of weights; bfloat16 is rounded to nearest even.
 
     Args:
         panels: The panels of all matrices.
         of: The contraction tiles.
-        columns: Columns of the panels of a matrix, padded to whole vectors.
-        depth: Rows of the panels.
+        matrices: Number of matrices.
+        outputs: Columns of a matrix; its panels have whole vectors.
     """
     if of.operands:
-        return _paired(panels, of, columns, depth)
+        columns = round_up(outputs, of.lanes)
+        return _paired(panels, of, columns, panels.size // max(matrices * columns, 1))
     if not of.weights:
         return panels
     result = aligned_empty(panels.shape, np.dtype(np.uint16))

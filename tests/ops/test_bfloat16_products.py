@@ -17,7 +17,9 @@ from onnx.reference import ReferenceEvaluator
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine.planner.lowering import Layout
 from subgraph.graph.types import Array
+from tests.support.conv import transposed
 from tests.support.kernels import run_node
 
 pytestmark = pytest.mark.usefixtures("tiles")
@@ -156,6 +158,60 @@ def test_convolutions(
     if weights[1] < 8 and not np.allclose(got, want, 1e-4, 2e-5 * depth**0.5):
         # Few channels of volumes, or with a dilation, stay in float32.
         want = reference("Conv", [x, w, c], attrs)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * depth**0.5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    groups=st.sampled_from([1, 1, 2]),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    rest=st.tuples(st.integers(0, 31), st.integers(0, 15)),
+    axes=st.lists(
+        st.tuples(*(st.integers(1, most) for most in (21, 5, 3, 2)), st.integers(0, 2)),
+        min_size=1,
+        max_size=2,
+    ),
+    act=st.sampled_from(["", "Relu", "Sigmoid"]),
+    layouts=st.sampled_from(["plain", "blocked"]),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_transposed_convolutions(
+    groups: int,
+    channels: tuple[int, int],
+    rest: tuple[int, int],
+    axes: list[tuple[int, int, int, int, int]],
+    act: str,
+    layouts: Layout,
+    threads: int,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    sizes, kernel, strides, dilations, before = zip(*axes, strict=True)
+    inputs, outputs = 32 * channels[0], 16 * channels[1]
+    if groups == 1:
+        inputs, outputs = inputs - rest[0], outputs + rest[1]
+    full = [
+        (n - 1) * s + (k - 1) * d + 1
+        for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
+    ]
+    pads = [min(pad, n - 1) for pad, n in zip(before, full, strict=True)]
+    out = [n - pad for pad, n in zip(pads, full, strict=True)]
+    x = rng.standard_normal((2, groups * inputs, *sizes)).astype(np.float32)
+    w = rng.standard_normal((groups * inputs, outputs, *kernel)).astype(np.float32)
+    c = rng.standard_normal(groups * outputs).astype(np.float32)
+    attrs = {"strides": strides, "dilations": dilations, "pads": [*pads, *[0] * len(pads)]}
+    attrs |= {"group": groups, "kernel_shape": kernel}
+    (got,) = run_node(
+        "ConvTranspose", [x, w, c], [(2, groups * outputs, *out)],
+        attrs | ({"activation": act} if act else {}), constant=[1, 2], threads=threads,
+        cuts=[0.4], blocked=[0] if layouts == "blocked" else [], out_layout=layouts,
+        options=OPTION,
+    )  # fmt: skip
+    want = transposed(rounded(x), rounded(w), strides, dilations, pads, out, groups)
+    want += c.reshape(-1, *[1] * len(axes))
+    want = {"": want, "Relu": np.maximum(want, 0), "Sigmoid": 1 / (1 + np.exp(-want))}[act]
+    depth = inputs * int(np.prod(kernel))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * depth**0.5)
 
 

@@ -97,6 +97,11 @@ class MatrixConvArguments(KernelArguments):
         x_column: Bytes of x between the first pixels of outputs of a register.
         x_register: Bytes of x between the first pixels of registers.
         y_block: Bytes of y for 16 channels of an image.
+        y_offset: Bytes from the start of an image of y to its first output.
+        y_row: With ``scratch`` the bytes of y between rows of outputs of an image.
+        y_column: With ``scratch`` the bytes of y between outputs of a row of an image.
+        y_columns: With ``scratch`` the outputs of a row of an image.
+        y_rounded: With ``scratch`` whether y is of bfloat16.
         residual_block: As ``y_block``, of the residual.
         tile: The matrix tile.
         activation: The kernel applied to a finished tile; 0: none.
@@ -105,8 +110,8 @@ class MatrixConvArguments(KernelArguments):
         high: Upper bound of the results, if the flags ask for it.
         unit_rows: Rows of a unit.
         unit_panels: Panels of a unit.
-        scratch: Memory of the first worker for a tile of float32, to which the activation is
-            applied before y is rounded; 0: the tile is stored to y.
+        scratch: Memory of the first worker for a tile of float32, of which each output is then
+            stored to y on its own, rounded or apart from the next one; 0: the tile is stored to y.
         scratch_bytes: Bytes between the areas of workers.
     """
 
@@ -131,6 +136,11 @@ class MatrixConvArguments(KernelArguments):
     x_column: int
     x_register: int
     y_block: int
+    y_offset: int
+    y_row: int
+    y_column: int
+    y_columns: int
+    y_rounded: int
     residual_block: int
     tile: Address
     activation: Address

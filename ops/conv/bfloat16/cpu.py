@@ -16,10 +16,10 @@ from subgraph.engine.codegen.tiling import (
     MATRIX_ROWS,
     MATRIX_TILE,
 )
-from subgraph.engine.planner.lowering import Argument, Lowering, Operand
+from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
-from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.movement.geometry import ConvOutput, Geometry
 from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, shared
 from subgraph.system.host import caches
 
@@ -62,8 +62,7 @@ def emit_matrix_convolution(
     x: Argument,
     weight: Argument,
     bias: Argument,
-    residual: Argument,
-    y: Argument,
+    out: ConvOutput,
     act: Activation,
     *,
     plain: bool,
@@ -78,8 +77,8 @@ def emit_matrix_convolution(
         x: Input, in the layout "blocked" or "bfloat16" unless ``plain``.
         weight: Registers of pairs of bfloat16, as `direct_weights` packs them.
         bias: Bias, padded to whole blocks; 0: none.
-        residual: Array that is added, in the layout "blocked" or "bfloat16"; 0: none.
-        y: Output in the layout "blocked" or "bfloat16".
+        out: The output and the residual, in the layout "blocked" or "bfloat16". Without a
+            residual, outputs may be rows and columns of a larger image.
         act: The activation.
         plain: The input is in the plain layout; see `reads_patches`.
         flops: Operations to report.
@@ -98,11 +97,13 @@ def emit_matrix_convolution(
     if plain:
         unit_panels = panels  # a unit makes its patches once
     activation = act.arguments()
+    y, residual = out.y, out.residual
     # Kernels of activations read and write tiles of float32, which are rounded afterwards.
-    is_apart = _is_rounded(y) and act.kernel != 0
+    is_apart = (_is_rounded(y) and act.kernel != 0) or not out.whole
     activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) and not is_apart else 0
     activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0
-    y_block = _block_bytes(of, g, y)
+    strides = out.strides(g.target, _LINE)
+    y_block = strides["y_block"] * of.lanes * (2 if _is_rounded(y) else of.item)
     common: dict[str, Any] = dict(
         x=source.lines,
         weights=weight,
@@ -119,7 +120,12 @@ def emit_matrix_convolution(
         columns=source.columns,
         **source.strides,
         y_block=y_block,
-        residual_block=_block_bytes(of, g, residual),
+        y_offset=strides["y_offset"],
+        y_row=strides["y_row"] * _LINE,
+        y_column=strides["y_column"] * _LINE,
+        y_columns=g.target[2],
+        y_rounded=int(_is_rounded(y)),
+        residual_block=g.pixels * of.lanes * (2 if _is_rounded(residual) else of.item),
         tile=of.contraction(),
         **activation,
         unit_rows=unit_rows,
@@ -146,11 +152,6 @@ def emit_matrix_convolution(
 
 def _is_rounded(operand: Argument) -> bool:
     return isinstance(operand, Operand) and operand.layout == "bfloat16"
-
-
-def _block_bytes(of: Tiles, g: Geometry, operand: Argument) -> int:
-    """Return the bytes of 16 channels of an image of outputs, in the layout of an operand."""
-    return g.pixels * of.lanes * (2 if _is_rounded(operand) else of.item)
 
 
 def reads_patches(g: Geometry) -> bool:
@@ -211,6 +212,27 @@ def _image(low: Lowering, g: Geometry, steps: int) -> dict[str, Any]:
         "patches_bytes": patches.nbytes,
         "line_columns": columns,
     }
+
+
+def round_image(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Argument:
+    """Return an input in the layout "bfloat16", in scratch memory if it is not in it yet.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The matrix tiles.
+        g: Sizes of the convolution, of two dimensions; groups are whole blocks of 32 channels.
+        x: The input, in the layout "blocked" or "bfloat16".
+    """
+    if _is_rounded(x):
+        return x
+    whole = attrs.evolve(g, target=g.source, kernel=(1, 1, 1), strides=(1, 1, 1), pads=(0, 0, 0))
+    shape = (g.images, g.groups * g.inputs, *g.source)
+    target = Operand("rounded", "float32", shape, "bfloat16", lanes=MATRIX_DEPTH)
+    # The rows of an image without padding are in the order of the layout.
+    rows = _emit_rows(low, of, whole, x).lines
+    assert isinstance(rows, Scratch)
+    target.storage = rows.storage
+    return target
 
 
 def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> _Input:

@@ -166,7 +166,8 @@ def convolve(*, image: bool) -> Callable[..., None]:
     arguments, image_arguments = view_of(MatrixConvArguments), view_of(ImageConvArguments)
     make_patches = _patch_maker()
     most, vectors_of_panel = MATRIX_TILE
-    load = vec("float32", LANES).load
+    v = vec("float32", LANES)
+    load, store = v.load, v.store
     scratch_row = vectors_of_panel * LANES * 4
 
     @register_jitable
@@ -187,11 +188,22 @@ def convolve(*, image: bool) -> Callable[..., None]:
         t.outer_b = a.taps_height * t.middle_b
 
     @register_jitable
-    def round_tile(scratch: int, y: int, pixels: int, vectors: int) -> None:
+    def store_outputs(
+        a: MatrixConvArguments, scratch: int, y: int, first: int, pixels: int, vectors: int
+    ) -> None:
+        """Store the outputs of a tile to an image, of which the first one is number ``first``."""
+        row, column = first // a.y_columns, first % a.y_columns
         for pixel in range(pixels):
+            to = y + row * a.y_row + column * a.y_column
             for j in range(vectors):
                 values = load(scratch + pixel * scratch_row + j * LANES * 4)
-                store_bfloat16(y + pixel * _PIXEL + j * LANES * 2, values)
+                if a.y_rounded:
+                    store_bfloat16(to + j * LANES * 2, values)
+                else:
+                    store(to + j * a.y_block, values)
+            column += 1
+            if column == a.y_columns:
+                row, column = row + 1, 0
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -246,17 +258,17 @@ def convolve(*, image: bool) -> Callable[..., None]:
                         channels = number % a.groups * a.output_blocks + block
                         t.b = a.weights + channels * weights_of_block
                         t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
-                        pixel = (row * a.columns + column) * _PIXEL
+                        pixel = row * a.columns + column
                         block += number * a.output_blocks
-                        y = a.y + block * a.y_block + pixel
-                        t.c = y if scratch == 0 else scratch
+                        y = a.y + block * a.y_block + a.y_offset
+                        t.c = y + pixel * _PIXEL if scratch == 0 else scratch
                         if a.residual != 0:
-                            t.residual = a.residual + block * a.residual_block + pixel
+                            t.residual = a.residual + block * a.residual_block + pixel * _PIXEL
                         call_kernel(a.tile, t, pixels, vectors, 0)
                         if a.activation != 0:
                             call_kernel(a.activation, t, pixels, vectors, 0)
                         if scratch != 0:
-                            round_tile(scratch, y, pixels, vectors)
+                            store_outputs(a, scratch, y, pixel, pixels, vectors)
         release_tiles()
 
     return kernel

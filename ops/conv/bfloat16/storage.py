@@ -7,10 +7,12 @@ values between convolutions in the same way.
 
 from __future__ import annotations
 
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS
+from subgraph.engine.planner.lowering import Operand
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.shared.tile_planning import Activation, round_up
 
 _INPUT, _RESIDUAL = 0, 3  # operands of FusedConv that may be bfloat16; Conv has the first of them
 _MAX_DEPTH = 3  # nodes between two convolutions that are looked at (estimate)
@@ -33,11 +35,29 @@ def is_read_as_bfloat16(node: Node, depth: int = 0) -> bool:
     return all(_takes_bfloat16(user, value, depth) for user in value.consumers)
 
 
+def stores_bfloat16(node: Node, y: Operand, outputs: int, act: Activation) -> bool:
+    """Return whether a convolution over matrix tiles stores its output as bfloat16.
+
+    Args:
+        node: The convolution, transposed or not.
+        y: Its output.
+        outputs: Channels of a group of y.
+        act: The activation.
+    """
+    channels = round_up(outputs, MATRIX_ROWS)
+    # Lanes beyond C must be zero, and the two vectors of a panel are a block of 32 channels.
+    whole = channels % MATRIX_DEPTH == 0 and (act.keeps_zero or channels == outputs)
+    return y.layout == "blocked" and whole and is_read_as_bfloat16(node)
+
+
 def _takes_bfloat16(user: Node, value: Value, depth: int) -> bool:
     """Return whether a node reads a value as bfloat16."""
     if user.op_type in ("Conv", "FusedConv") and user.domain in ("", INTERNAL_DOMAIN):
         positions = {k for k, v in enumerate(user.inputs) if v is value}
         return positions <= {_INPUT, _RESIDUAL} and _multiplies_matrices(user)
+    if user.op_type == "ConvTranspose" and user.domain == "":
+        only_input = all(v is not value for v in user.inputs[1:])
+        return only_input and _size(user.inputs[1], 1) >= MATRIX_ROWS and _multiplies_matrices(user)
     if user.op_type in ("MaxPool", "AveragePool") and user.domain == "":
         return is_read_as_bfloat16(user, depth + 1)
     if user.op_type == "Concat" and user.domain == "":
@@ -49,15 +69,16 @@ def _takes_bfloat16(user: Node, value: Value, depth: int) -> bool:
 def _fills_blocks(value: Value | None) -> bool:
     """Return whether an input of a Concat is the result of a convolution, in whole blocks."""
     producer = None if value is None else value.producer
-    made = producer is not None and producer.op_type in ("Conv", "FusedConv")
+    made = producer is not None and producer.op_type in ("Conv", "FusedConv", "ConvTranspose")
     return made and _size(value, 1) % MATRIX_DEPTH == 0
 
 
 def _multiplies_matrices(convolution: Node) -> bool:
     """Return whether a convolution multiplies matrix tiles: groups are whole blocks of channels."""
     groups, filters = int(convolution.attrs.get("group", 1)), convolution.inputs[1]
-    outputs, inputs = _size(filters, 0), _size(filters, 1)
-    whole = outputs % (groups * MATRIX_DEPTH) == 0 and inputs % MATRIX_DEPTH == 0
+    # Filters are [M, C / groups, ...], those of a transposed convolution [C, M / groups, ...].
+    channels, of_group = _size(filters, 0), _size(filters, 1)
+    whole = channels % (groups * MATRIX_DEPTH) == 0 and of_group % MATRIX_DEPTH == 0
     return groups == 1 or whole
 
 

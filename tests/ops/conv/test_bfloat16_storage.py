@@ -47,11 +47,20 @@ class Network:
         )  # fmt: skip
         self.values.append((y, outputs, (size - 1) // stride + 1))
 
+    def enlarge(self) -> None:
+        """Add a transposed convolution that doubles the size, to the same number of channels."""
+        value, channels, size = self.values[-1]
+        y = ops.ConvTranspose(value, self.weight(channels, channels, 2, 2), strides=[2, 2])
+        self.values.append((y, channels, 2 * size))
+
     def add(self, step: str) -> None:
         """Add a node over the last value, and over the one before it if they fit."""
         value, channels, size = self.values[-1]
         other = self.values[-2] if len(self.values) > 1 else self.values[-1]
         made: Any = value
+        if step == "ConvTranspose":
+            self.enlarge()
+            return
         if step == "Relu6":
             made = ops.Clip(value, np.float32(-0.5), np.float32(6.0))
         elif step == "Add":
@@ -74,7 +83,7 @@ def networks(draw: st.DrawFn) -> tuple[sg.Graph, Array]:
     size = draw(st.integers(1, 19))
     net = Network(seed, images, draw(CHANNELS), size)
     between = ["Relu", "Relu6", "Sigmoid", "HardSwish", "Add", "Concat", "MaxPool"]
-    between += ["AveragePool", "Neg"]
+    between += ["AveragePool", "Neg", "ConvTranspose"]
     for _ in range(draw(st.integers(1, 5))):
         kernel, stride = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([1, 1, 2]))
         net.convolve(draw(CHANNELS), kernel, stride, draw(st.integers(1, 3)))
@@ -136,6 +145,23 @@ def test_only_the_first_convolution_rounds_its_input(between: tuple[str, ...], a
     # The convolutions of three by three copy their lines, which are rounded already.
     lines = [kernel for kernel in kernels if "kernels.lines" in kernel]
     assert [("rounded=True" in kernel) for kernel in lines] == [False, True, True]
+    assert not any("from_bfloat16" in kernel for kernel in kernels)
+    exact = sg.compile_model(graph, "CPU")([x])[0]
+    got = sg.compile_model(graph, "CPU", OPTION)([x])[0]
+    assert 0 < np.abs(np.asarray(got) - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_transposed_convolutions_read_and_store_bfloat16() -> None:
+    net = Network(5, 1, 32, 6)
+    net.convolve(32, 1, 1, 1)
+    net.enlarge()
+    net.convolve(32, 1, 1, 1)
+    graph = sg.Graph([net.x], [net.values[-1][0]])
+    x = net.rng.standard_normal((1, 32, 6, 6)).astype(np.float32)
+    kernels = kernels_of(graph, x)
+    # One convolution for each of four phases; only the input of the first one is rounded.
+    assert sum("convolve" in kernel for kernel in kernels) == 6
+    assert ["rounded=True" in kernel for kernel in kernels if "kernels.lines" in kernel] == [False]
     assert not any("from_bfloat16" in kernel for kernel in kernels)
     exact = sg.compile_model(graph, "CPU")([x])[0]
     got = sg.compile_model(graph, "CPU", OPTION)([x])[0]
