@@ -132,7 +132,7 @@ def _discover() -> None:
     from subgraph.system.registry import Files
 
     # Pattern properties stand beside the passes, those of other libraries beside their devices.
-    Files("subgraph.passes", lambda name: "._" not in name).load_all()
+    Files("subgraph.passes", lambda _: True).load_all()
     Files("subgraph.devices.backends", lambda name: name.endswith(".property")).load_all()
     for entry in entry_points(group="subgraph.properties"):
         try:
