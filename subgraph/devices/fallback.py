@@ -197,7 +197,7 @@ class DeviceFallback:
         if new:
             # The record has the error's text only: the error would keep the run's arrays alive.
             _log.warning(
-                "subgraph %r failed on device %s; %s helps out: %s",
+                "subgraph %r failed on device %s; the run continues on %s: %s",
                 self._subgraph.name,
                 self._device,
                 "REFERENCE" if op.device == SubgraphOp.device else op.device,
@@ -222,7 +222,7 @@ class DeviceFallback:
                 op = _op_on(device, self._subgraph, model)
             except SubgraphError:
                 continue
-            # Results are compared on the region's own device only: the device that helps out is
+            # Results are compared on the region's own device only: the next device is
             # often the reference itself.
             options = attrs.evolve(others.options, FALLBACK_CHECK=False)
             rest = attrs.evolve(others, devices=others.devices[number + 1 :], options=options)
