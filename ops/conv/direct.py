@@ -10,8 +10,8 @@ from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, plain, recorded, smaller
 from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.movement.packed_conv import PackedConv
 from subgraph.ops.shared.tile_planning import (
-    Activation,
     Tiles,
     even_part,
     grain,
@@ -29,46 +29,6 @@ _JOINED_UNITS = 4  # factor of the units per thread if a thread can join neighbo
 _LATENCY_ROWS = 4  # rows of a tile below which the latency of fused multiply-add bounds its speed
 # Cost of a segment of few channels, in steps of the sums: fixed, and added for each of its steps.
 _SEGMENT_STEPS, _SHORT_STEP = 8, 0.2
-
-
-@attrs.frozen
-class DirectOutput:
-    """The output of a direct convolution: every ``steps``-th pixel of y from ``offset`` on.
-
-    Attributes:
-        y: Output in the blocked layout.
-        residual: Array of the same shape and layout that is added, or 0.
-        steps: Pixels between outputs along D, H, W.
-        offset: Index of the first output's pixel.
-        sizes: Spatial sizes (D, H, W) of y; None: those of the convolution's output.
-    """
-
-    y: Argument
-    residual: Argument
-    steps: tuple[int, int, int]
-    offset: int
-    sizes: tuple[int, int, int] | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether the outputs are all pixels of y."""
-        return self.sizes is None and self.steps == (1, 1, 1)
-
-    def strides(self, target: tuple[int, int, int], pixel: int) -> dict[str, int]:
-        """Return the arguments of kernels that say where each output lies in y.
-
-        Args:
-            target: Spatial sizes of the convolution's output.
-            pixel: Bytes of a pixel of a block.
-        """
-        depth, height, width = self.sizes or target
-        return {
-            "y_column": self.steps[2],
-            "y_row": self.steps[1] * width,
-            "y_plane": self.steps[0] * height * width,
-            "y_block": depth * height * width,
-            "y_offset": self.offset * pixel,
-        }
 
 
 @attrs.define
@@ -391,34 +351,19 @@ def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> tuple[A
 
 
 def emit_direct(
-    low: Lowering,
-    of: Tiles,
-    g: Geometry,
-    x: Argument,
-    weight: Argument,
-    bias: Argument,
-    out: DirectOutput,
-    act: Activation,
-    *,
-    plain: bool,
-    table: Argument = 0,
-    flops: int = 0,
+    low: Lowering, conv: PackedConv, *, plain: bool, table: Argument = 0, flops: int = 0
 ) -> None:
     """Emit the kernel `direct`.
 
     Args:
         low: Collects the plan's steps and scratch memory.
-        of: The contraction tiles.
-        g: Sizes of the convolution, its groups merged to whole blocks of channels.
-        x: Input, in the blocked layout unless ``plain``.
-        weight: Weights as `direct_weights` or `band_weights` packs them.
-        bias: Bias, padded to whole blocks; 0: none.
-        out: Output in the blocked layout.
-        act: The activation.
+        conv: The convolution, its groups merged to whole blocks of channels, its weights packed by
+            `direct_weights` or `band_weights`.
         plain: The input is in the plain layout.
         table: Bands of the panels (`band_table`); 0: every panel reads all input blocks.
-        flops: Operations to report, without those on zeros in the weights; 0: those of ``g``.
+        flops: Operations to report, without those on zeros in the weights; 0: those of the sizes.
     """
+    of, g, x, out = conv.of, conv.g, conv.x, conv.out
     tiling = direct_tiling(of, g, plain, table != 0, low.threads)
     # With fewer boxes of pixels than threads, several threads work on the panels of one box, and
     # each would copy the same pixels.
@@ -435,16 +380,16 @@ def emit_direct(
     over_pixels = not tiling.copies_input and not (of.few_rows and low.threads > 1)
     arguments = DirectArguments(
         x=x,
-        weights=weight,
+        weights=conv.weight,
         y=out.y,
-        bias=bias,
+        bias=conv.bias,
         residual=out.residual,
         groups=g.groups,
         input_blocks=tiling.blocks_in,
         output_blocks=blocks_out,
         **g.arguments(),
         tile=of.contraction(ahead=ahead),
-        **act.arguments(),
+        **conv.act.arguments(),
         rows=tiling.rows,
         columns=tiling.columns,
         panels=tiling.unit_panels,

@@ -49,6 +49,7 @@ from subgraph.ops.movement.layout_conversion import (
     plain_operand,
     plain_target,
 )
+from subgraph.ops.movement.packed_conv import ConvOutput, PackedConv
 from subgraph.ops.movement.packing import pack_blocks
 from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.tile_planning import (
@@ -63,7 +64,7 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.ops.unfold.cpu import emit_column_sums
 
 from .depthwise import emit_depthwise
-from .direct import DirectOutput, emit_direct
+from .direct import emit_direct
 
 # Most combinations of phases; each is a step with its own weights, which take time to plan
 # (estimate).
@@ -278,17 +279,17 @@ def _emit_phases(
             pads=(d.pad, h.pad, width.pad),
         )
         first = (d.first * target[1] + h.first) * target[2] + width.first
-        out = DirectOutput(y, 0, sizes.strides, first, target)
+        out = ConvOutput(y, 0, sizes.strides, first, target)
         taps = f"taps {d.taps} {h.taps} {width.taps}"
         if depthwise:
             recipe = f"conv transpose depthwise {of.lanes} {taps}"
             weight = low.weight(recipe, _depthwise_weights((d, h, width), sizes.kernel, of), w)
-            emit_depthwise(low, of, g, x, weight, packed_bias, out, act)
+            emit_depthwise(low, PackedConv(of, g, x, weight, packed_bias, out, act))
             continue
         recipe = f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} {taps}"
         make = _weights(groups, together, (d, h, width), sizes.kernel, of)
         weight = low.weight(recipe, make, w)
-        emit_direct(low, of, g, x, weight, packed_bias, out, act, plain=False)
+        emit_direct(low, PackedConv(of, g, x, weight, packed_bias, out, act), plain=False)
     convert_output(low, of, low.output(), y, keeps_zero=act.keeps_zero)
 
 
@@ -413,9 +414,9 @@ def _emit_to_scratch(
         flops: Operations to report; 0: those of ``g``.
     """
     products = low.scratch(g.images * round_up(g.outputs, of.lanes) * g.pixels * of.item)
-    out = DirectOutput(products, 0, (1, 1, 1), 0)
     x = blocked(low, of, low.input(0))
-    emit_direct(low, of, g, x, weight, bias, out, act, plain=False, flops=flops)
+    packed = PackedConv(of, g, x, weight, bias, ConvOutput(products), act)
+    emit_direct(low, packed, plain=False, flops=flops)
     return products
 
 
