@@ -1,6 +1,6 @@
 """Make the larger benchmark models with PyTorch.
 
-usage: python benchmarks/export_models.py FOLDER [NAME ...]
+usage: python benchmarks/make_models/export_models.py FOLDER [NAME ...]
 
 Writes NAME.onnx, NAME_op23.onnx (both by the dynamo exporter) and NAME_ts17.onnx (TorchScript
 exporter), and NAME.npz with inputs. Weights are seeded and random, batch statistics not trivial;

@@ -1,6 +1,6 @@
 """Export one model of each common family of networks, with PyTorch.
 
-usage: python benchmarks/export_families.py FOLDER [NAME ...]
+usage: python benchmarks/make_models/export_families.py FOLDER [NAME ...]
 
 Mobile and dense convolutional networks, vision and language transformers, a decoder with a KV
 cache, recurrent networks, a U-Net, a diffusion block, speech with STFT, a detector's heads. Writes

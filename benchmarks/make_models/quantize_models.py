@@ -1,6 +1,6 @@
 """Quantise models with ONNX Runtime's tools and random calibration data, for int8 measurements.
 
-    python benchmarks/quantize_models.py resnet50.onnx mobilenetv2.onnx -o quantised
+    python benchmarks/make_models/quantize_models.py resnet50.onnx mobilenetv2.onnx -o quantised
 
 writes ``NAME_qdq.onnx`` (unsigned activations, signed weights, per channel), ``NAME_qdq_s8.onnx``
 (signed, per tensor) and ``NAME_qdq_u8.onnx`` (unsigned weights, per tensor, for which ONNX

