@@ -257,7 +257,7 @@ class FallbackSession(Session):
         self._others: dict[SubgraphOp, Session] = {}
         self._last: Session | None = None  # made the last run; None: the reference did
         self._state_session = own  # has the states with which the next run begins
-        # These states, while no session has been opened.
+        # The states to set in the first session, while none has been opened.
         self._initial_states: Mapping[str, Array] = {}
         self._cancelled = self._measured = False
 
