@@ -69,7 +69,7 @@ class DirectForm:
 
 
 class Run(NamedTuple):
-    """What all rows of a panel share in a segment of the input blocks.
+    """The numbers that all rows of a panel share in a segment of the input blocks.
 
     Attributes:
         pixels: Outputs of a row.
