@@ -27,8 +27,8 @@ import subgraph as sg
 
 def models_of(sample: Sample) -> Iterator[tuple[onnx.ModelProto, dict[str, Operand]]]:
     """Yield models of a sample with the values of their inputs."""
-    tensors = [name for name, value in sample.values.items() if isinstance(value, np.ndarray)]
-    shapes = {name: np.shape(sample.values[name]) for name in tensors}
+    shapes = {name: v.shape for name, v in sample.values.items() if isinstance(v, np.ndarray)}
+    tensors = list(shapes)
     for names in (set[str](), set(tensors[1:])) if tensors[1:] else (set[str](),):
         nodes, opsets = [sample.node], sample.opsets
         model = make_model(nodes, sample.values, sample.types, opsets, shapes.get, names)
@@ -79,7 +79,7 @@ def said_of(
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("devices", nargs="*", help="names of devices; all that are installed")
     parser.add_argument("--only", default="", help="operators, separated by commas")
     arguments = parser.parse_args()

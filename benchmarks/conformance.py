@@ -253,9 +253,13 @@ def _onnx_reference(model: onnx.ModelProto) -> suite.Run:
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(model)
-    return lambda values: evaluator.run(
-        None, dict(zip(evaluator.input_names, values, strict=False))
-    )
+    names = [str(name) for name in evaluator.input_names]
+
+    def compute(values: Sequence[Any]) -> Sequence[Any]:
+        results: Any = evaluator.run(None, dict(zip(names, values, strict=False)))
+        return results
+
+    return compute
 
 
 # --- workers -----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import time
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import models
 import numpy as np
@@ -101,7 +102,8 @@ def write_feeds(chosen: Sequence[Path], folder: Path) -> dict[Path, Path]:
     """Write the inputs of each model into a file of the folder, and return the files by model."""
     feeds = {model: folder / f"{model.stem}.npz" for model in chosen}
     for model, path in feeds.items():
-        np.savez(path, **models.inputs_of(model))
+        arrays: dict[str, Any] = {**models.inputs_of(model)}
+        np.savez(path, **arrays)
     return feeds
 
 

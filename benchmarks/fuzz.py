@@ -22,7 +22,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -225,7 +225,7 @@ def run_batch(
         max_examples=_BATCH,
         database=None,
         deadline=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)),
         phases=(Phase.generate, Phase.shrink),
         report_multiple_bugs=False,
     )

@@ -7,13 +7,13 @@ and the classifier is rescaled so that its logits have unit spread. Needs onnx a
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from chosen_models import chosen_models
 from onnx import numpy_helper
 
 from subgraph.graph.types import Array
@@ -127,9 +127,12 @@ def _rescale_classifier(proto: onnx.ModelProto) -> None:
 
 
 def main() -> None:
-    """Write those named on the command line, or all nine, into the folder named there."""
-    folder, names = chosen_models(__doc__, NAMES)
-    for name in names:
+    """Write all nine into the folder named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where to write the models")
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
         onnx.save(light_model(name), folder / f"{name}.onnx")
         print(folder / f"{name}.onnx")
 

@@ -35,7 +35,7 @@ def inputs_of(model: Path) -> dict[str, np.ndarray]:
     """Return the arrays of ``model.npz`` in the model's folder, else random ones."""
     graph = sg.load(model)
     names = [value.name for value in graph.inputs if value.parameter is None]
-    exported = model.stem.removesuffix("_op23").removesuffix("_ts17")  # see export_models.py
+    exported = model.stem.removesuffix("_op23").removesuffix("_ts17")  # see make_models/
     beside = model.with_name(f"{exported}.npz")
     if beside.exists():
         with np.load(beside) as held:

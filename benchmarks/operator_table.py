@@ -239,7 +239,7 @@ def windows() -> Iterator[Case]:
     sizes += [(f(1, 256, 14, 14), 3, 1, 1), (f(8, 64, 28, 28), 2, 2, 0), (f(1, 9, 30, 30), 7, 1, 3)]
     for value, kernel, stride, pad in sizes:
         for op in ("MaxPool", "AveragePool"):
-            options = {"strides": [stride] * 2, "pads": [pad] * 4}
+            options: dict[str, Any] = {"strides": [stride] * 2, "pads": [pad] * 4}
             yield case(op, value, kernel_shape=[kernel] * 2, **options)
     yield case("MaxPool", f(4, 64, 1000), kernel_shape=[3], strides=[2], pads=[1, 1])
     yield case("MaxPool", f(1, 16, 16, 32, 32), kernel_shape=[2] * 3, strides=[2] * 3)

@@ -1,6 +1,6 @@
 """Time GEMMs and convolutions one by one: GFLOP/s, share of the measured peak, ONNX Runtime's time.
 
-usage: python benchmarks/single_kernels.py [gemm resnet50 mobilenetv2 vgg ...] [--rounds 5]
+usage: python benchmarks/single_kernels.py [gemm resnet50 mobilenetv2 vgg] [--rounds 5]
 
 The peak is that of one core, measured with a loop of the GEMM tile on registers before and after
 each round; rounds next to a low peak are dropped. In a round the runs of both runtimes are
@@ -60,6 +60,7 @@ VGG = [
     *[(256, 512, 28, 3, 1, 1), (512, 512, 28, 3, 1, 1), (512, 512, 14, 3, 1, 1)],
 ]
 NETWORKS = {"resnet50": RESNET50, "mobilenetv2": MOBILENETV2, "vgg": VGG}
+SUITES = ["gemm", *NETWORKS]
 
 
 @attrs.frozen
@@ -172,12 +173,14 @@ def run_case(case: Case, rounds: int) -> tuple[list[Sample], str]:
 def main() -> None:
     """Print one table for each suite."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("suites", nargs="*", default=["gemm", *NETWORKS])
+    parser.add_argument("suites", nargs="*", default=SUITES, help=", ".join(SUITES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--csv", help="also write the rows to this file")
     arguments = parser.parse_args()
     console = Console(width=130)
     rows: list[list[str]] = []
+    if unknown := set(arguments.suites).difference(SUITES):
+        parser.error(f"no suites {sorted(unknown)}; there are {', '.join(SUITES)}")
     for suite in arguments.suites:
         best = max(core_peak() for _ in range(5))
         table = Table(title=f"{suite}, one core, float32, peak {best:.0f} GFLOP/s")

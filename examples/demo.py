@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -28,12 +29,12 @@ SHADES = " .:-=+*#%@"
 
 def test_images() -> tuple[np.ndarray, np.ndarray]:
     """Return the 450 test images, (450, 1, 8, 8) in 0..1, and their labels."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images = (digits.images / 16).astype(np.float32)[:, None]
-    _, images, _, labels = train_test_split(
+    parts: Any = train_test_split(
         images, digits.target, test_size=0.25, random_state=0, stratify=digits.target
     )
-    return images, labels
+    return parts[1], parts[3]
 
 
 def picture(image: np.ndarray) -> list[str]:

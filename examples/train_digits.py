@@ -5,7 +5,11 @@ torch, onnx, onnxscript and scikit-learn: ``python examples/train_digits.py``. T
 minute on one core.
 """
 
+# PyTorch and the libraries over it are not in the environment of `make lint`.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -53,7 +57,7 @@ class DigitsNet(nn.Module):
 def main() -> None:
     """Train for a fixed number of epochs from a fixed seed, print the test accuracy, export."""
     torch.manual_seed(0)
-    digits = load_digits()
+    digits: Any = load_digits()
     images = (digits.images / 16.0).astype(np.float32)[:, None]
     train_x, test_x, train_y, test_y = train_test_split(
         images, digits.target, test_size=0.25, random_state=0, stratify=digits.target

@@ -53,8 +53,8 @@ def partition_graph(
         PartitionError: there is no property, an option does not fit, or a selector or property
             raised or answered with an unexpected type.
     """
-    things = graph.attrs.get("subgraph_property") if properties is None else properties
-    if things is None:
+    found = graph.attrs.get("subgraph_property") if properties is None else properties
+    if found is None:
         raise PartitionError(
             f"graph {graph.name!r} has no property: set graph.attrs['subgraph_property'] to a "
             "SubgraphProperty, a selector or a registered name (or a list), or call "
@@ -68,4 +68,4 @@ def partition_graph(
         exclude=exclude,
         more=options,
     )
-    return partition(graph, properties_from(things), chosen)
+    return partition(graph, properties_from(found), chosen)

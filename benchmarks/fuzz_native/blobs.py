@@ -83,7 +83,8 @@ def _exported() -> list[Exported]:
             stream = io.BytesIO()
             model.export_model(stream)
             reader = blob.BlobReader(io.BytesIO(stream.getvalue()))
-            found.append(Exported(stream.getvalue(), reader.header, bytes(reader._body), inputs))
+            body = bytes(reader._body)  # pyright: ignore[reportPrivateUsage]  # with all padding
+            found.append(Exported(stream.getvalue(), reader.header, body, inputs))
     return found
 
 
@@ -130,11 +131,11 @@ def _forged(chosen: Exported, draw: Draw) -> bytes:
                 body = _resize_part(header, body, draw)
             case 3:
                 _swap_parts(header, draw)
-            case _ if body:
-                for _ in range(1 + draw.below(8)):
+            case _:
+                for _ in range(1 + draw.below(8) if body else 0):
                     body[draw.below(len(body))] = draw.byte()
     writer = blob.BlobWriter()
-    writer._parts = [memoryview(bytes(body))]
+    writer.add(bytes(body))
     stream = io.BytesIO()
     with patch.object(signing, "_key", lambda: b"somebody else's"):
         writer.write(header, stream)

@@ -132,8 +132,9 @@ def _link(draw: Draw) -> None:
                 data[at] = draw.byte()
             case 1 if at + 8 <= len(data):
                 struct.pack_into("<q", data, at, draw.number())
-            case _ if at + 4 <= len(data):
-                struct.pack_into("<I", data, at, draw.number() & 0xFFFFFFFF)
+            case _:
+                if at + 4 <= len(data):
+                    struct.pack_into("<I", data, at, draw.number() & 0xFFFFFFFF)
     if draw.often(0.1):
         del data[draw.below(len(data)) :]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any, cast
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,9 @@ class _Property(sg.SubgraphProperty):
         return self._recipe()
 
 
-@settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    database=None, deadline=None, suppress_health_check=cast("list[HealthCheck]", list(HealthCheck))
+)
 @given(
     graph=st.one_of(testing.topologies(), testing.graphs(max_nodes=8)),
     recipes=st.lists(testing.selectors() | testing.misbehaving_selectors(), min_size=1, max_size=3),
@@ -55,4 +58,5 @@ def seeds() -> Iterator[bytes]:
 
 def run(data: bytes) -> None:
     """Check one partition."""
-    _check.hypothesis.fuzz_one_input(data)
+    check: Any = _check  # hypothesis adds the attribute
+    check.hypothesis.fuzz_one_input(data)

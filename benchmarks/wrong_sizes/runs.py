@@ -124,7 +124,7 @@ def said_by(error: BaseException) -> str:
 
 def _leaves(value: Any) -> list[Any]:
     """Return what a result holds: the items of sequences, the keys and values of maps."""
-    items: list[Any] = list(value.items()) if hasattr(value, "items") else value
+    items: Any = list(value.items()) if hasattr(value, "items") else value
     if isinstance(items, (list, tuple)):
         return [leaf for item in items for leaf in _leaves(item)]
     return [value]

@@ -52,7 +52,13 @@ _panel_block = stack_block(PanelBlock)
 
 @register_jitable
 def head_operands(a: AttentionOperands, batch: int, head: int) -> tuple[int, int, int, int]:
-    """Return the addresses of Q, K, V and the mask (0: none) of a head."""
+    """Return the addresses of Q, K, V and the mask (0: none) of a head.
+
+    Args:
+        a: The kernel's arguments.
+        batch: Number of the batch element.
+        head: Number of the head of Q.
+    """
     q = a.q + batch * a.q_batch + head * a.q_head
     key_head = head // a.sharing
     k = a.k + batch * a.k_batch + key_head * a.k_head

@@ -213,7 +213,18 @@ def quantized_attention_operands(
 def _require_self(
     node: Node, x: Tensor, weights: Tensor, mask: Tensor | None, past: Tensor | None
 ) -> None:
-    """Require what `attention_operands` says, for both operators."""
+    """Check the operands that Attention and QAttention have in common.
+
+    Args:
+        node: The node.
+        x: The input, of rank 3.
+        weights: The weights of queries, keys and values, of rank 2.
+        mask: The mask, or None.
+        past: Keys and values of earlier tokens, or None.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_rank("input", x, 3)
     require_rank("weights", weights, 2)
     sizes = node.attrs.get("qkv_hidden_sizes") or [weights.shape[1] // 3] * 3

@@ -10,6 +10,7 @@
 - `generic_kernels`: everything else, in the plain layout
 - `transpose_cpu`: ConvTranspose, by convolutions of its phases or by products
 
-Sizes and packed weights (`Geometry`) are in `subgraph.ops.movement`; convolutions of integers, in
-`subgraph.ops.quantized`, use them, too.
+Sizes and packed weights (`Geometry`), and the operands of a step (`PackedConv`), are in
+`subgraph.ops.movement`; convolutions of integers, in `subgraph.ops.quantized`, use sizes and
+weights, too.
 """

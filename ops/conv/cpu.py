@@ -19,7 +19,6 @@ from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.movement.arguments import PackArguments
 from subgraph.ops.movement.geometry import (
-    ConvOutput,
     Geometry,
     band_table,
     band_weights,
@@ -39,6 +38,7 @@ from subgraph.ops.movement.layout_conversion import (
     plain_target,
     widened,
 )
+from subgraph.ops.movement.packed_conv import ConvOutput, PackedConv
 from subgraph.ops.movement.packing import LINE, packed_size
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
@@ -173,12 +173,12 @@ def _direct_weight(job: Job, of: Tiles, together: int, *, plain: bool) -> Weight
 
 
 @contextmanager
-def _blocked_output(job: Job) -> Generator[tuple[Argument, Argument]]:
-    """Give the memory of the output and the residual, blocked; then convert the output."""
+def _blocked_output(job: Job) -> Generator[ConvOutput]:
+    """Yield the memory of the output and the residual, blocked; then convert the output."""
     low, of = job.low, job.of
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
-    yield y, residual
+    yield ConvOutput(y, residual)
     convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
@@ -189,11 +189,11 @@ def _direct(job: Job, *, plain: bool) -> None:
     weight = _direct_weight(job, of, together, plain=plain) if constant else _packed(job)
     g = merge(job.g, together).folded()
     x = job.x if plain else blocked(low, of, job.x)
-    with _blocked_output(job) as (y, residual):
+    with _blocked_output(job) as out:
         # The operations that are reported are those of the convolution, without the zeros between
         # merged groups.
-        out = ConvOutput(y, residual, (1, 1, 1), 0)
-        emit_direct(low, of, g, x, weight, _bias(job), out, job.act, plain=plain, flops=job.g.flops)
+        packed = PackedConv(of, g, x, weight, _bias(job), out, job.act)
+        emit_direct(low, packed, plain=plain, flops=job.g.flops)
 
 
 def _matrix(job: Job, *, plain: bool) -> None:
@@ -202,11 +202,9 @@ def _matrix(job: Job, *, plain: bool) -> None:
     g, x = (job.g, job.x) if plain else (job.g.folded(), blocked(low, of, job.x))
     if stores_bfloat16(low.node, job.y, job.g.outputs, job.act):
         job.y.store_as_bfloat16()
-    with _blocked_output(job) as (y, residual):
-        out = ConvOutput(y, residual, (1, 1, 1), 0)
-        emit_matrix_convolution(
-            low, of, g, x, weight, _bias(job), out, job.act, plain=plain, flops=job.g.flops
-        )
+    with _blocked_output(job) as out:
+        packed = PackedConv(of, g, x, weight, _bias(job), out, job.act)
+        emit_matrix_convolution(low, packed, plain=plain, flops=job.g.flops)
 
 
 def _banded(job: Job) -> None:
@@ -217,21 +215,17 @@ def _banded(job: Job) -> None:
     weight = job.weight(recipe, band_weights(job.g, of))
     g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
     x = blocked(low, of, job.x)
-    with _blocked_output(job) as (y, residual):
-        out = ConvOutput(y, residual, (1, 1, 1), 0)
-        emit_direct(
-            low, of, g.folded(), x, weight, _bias(job), out, job.act, plain=False, table=table,
-            flops=job.g.flops,
-        )  # fmt: skip
+    with _blocked_output(job) as out:
+        packed = PackedConv(of, g.folded(), x, weight, _bias(job), out, job.act)
+        emit_direct(low, packed, plain=False, table=table, flops=job.g.flops)
 
 
 def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
     weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
     x = blocked(low, of, job.x)
-    with _blocked_output(job) as (y, residual):
-        out = ConvOutput(y, residual, (1, 1, 1), 0)
-        emit_depthwise(low, of, g, x, weight, _bias(job), out, job.act)
+    with _blocked_output(job) as out:
+        emit_depthwise(low, PackedConv(of, g, x, weight, _bias(job), out, job.act))
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:
@@ -257,8 +251,8 @@ def _polyphase(job: Job) -> None:
 
 def _by_winograd(job: Job, g: Geometry, x: Argument, weight: Argument, m: int) -> None:
     """Emit Winograd's convolution of ``x`` (blocked) and the conversions of the other operands."""
-    with _blocked_output(job) as (y, residual):
-        emit_winograd(job.low, job.of, g, x, weight, _bias(job), residual, y, job.act, m)
+    with _blocked_output(job) as out:
+        emit_winograd(job.low, PackedConv(job.of, g, x, weight, _bias(job), out, job.act), m)
 
 
 def _generic(job: Job) -> None:

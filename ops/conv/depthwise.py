@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.planner.lowering import Argument, Lowering
+from subgraph.engine.planner.lowering import Lowering
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.ops.movement.geometry import ConvOutput, Geometry
-from subgraph.ops.shared.tile_planning import Activation, Tiles, grain
+from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.movement.packed_conv import PackedConv
+from subgraph.ops.shared.tile_planning import Tiles, grain
 from subgraph.system.host import caches
 
 from .arguments import DepthwiseArguments, WindowRowsArguments
@@ -27,28 +28,14 @@ def has_windows(of: Tiles, g: Geometry) -> bool:
     )
 
 
-def emit_depthwise(
-    low: Lowering,
-    of: Tiles,
-    g: Geometry,
-    x: Argument,
-    weight: Argument,
-    bias: Argument,
-    out: ConvOutput,
-    act: Activation,
-) -> None:
+def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
     """Emit the kernel `depthwise` or `windows`.
 
     Args:
         low: Collects the plan's steps and scratch memory.
-        of: The contraction tiles.
-        g: Sizes of the convolution.
-        x: Input in the blocked layout.
-        weight: Weights as `depthwise_weights` packs them.
-        bias: Bias, padded to whole blocks; 0: none.
-        out: Output in the blocked layout.
-        act: The activation.
+        conv: The convolution, its weights packed by `depthwise_weights`.
     """
+    of, g, out = conv.of, conv.g, conv.out
     # `windows` writes adjacent pixels; phases of a transposed convolution are apart.
     windows = out.whole and has_windows(of, g)
     blocks = -(-g.groups * g.inputs // of.lanes)
@@ -59,11 +46,11 @@ def emit_depthwise(
     image_out = blocks * math.prod(out.sizes or g.target) * pixel
     common: dict[str, Any] = {
         **g.arguments(),
-        **act.arguments(),
-        "x": x,
-        "weights": weight,
+        **conv.act.arguments(),
+        "x": conv.x,
+        "weights": conv.weight,
         "y": out.y,
-        "bias": bias,
+        "bias": conv.bias,
         "residual": out.residual,
         "blocks": blocks,
         "rows": rows,

@@ -9,9 +9,9 @@ import attrs
 from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, plain, recorded, smaller
-from subgraph.ops.movement.geometry import ConvOutput, Geometry
+from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.movement.packed_conv import PackedConv
 from subgraph.ops.shared.tile_planning import (
-    Activation,
     Tiles,
     even_part,
     grain,
@@ -351,34 +351,19 @@ def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> tuple[A
 
 
 def emit_direct(
-    low: Lowering,
-    of: Tiles,
-    g: Geometry,
-    x: Argument,
-    weight: Argument,
-    bias: Argument,
-    out: ConvOutput,
-    act: Activation,
-    *,
-    plain: bool,
-    table: Argument = 0,
-    flops: int = 0,
+    low: Lowering, conv: PackedConv, *, plain: bool, table: Argument = 0, flops: int = 0
 ) -> None:
     """Emit the kernel `direct`.
 
     Args:
         low: Collects the plan's steps and scratch memory.
-        of: The contraction tiles.
-        g: Sizes of the convolution, its groups merged to whole blocks of channels.
-        x: Input, in the blocked layout unless ``plain``.
-        weight: Weights as `direct_weights` or `band_weights` packs them.
-        bias: Bias, padded to whole blocks; 0: none.
-        out: Output in the blocked layout.
-        act: The activation.
+        conv: The convolution, its groups merged to whole blocks of channels, its weights packed by
+            `direct_weights` or `band_weights`.
         plain: The input is in the plain layout.
         table: Bands of the panels (`band_table`); 0: every panel reads all input blocks.
-        flops: Operations to report, without those on zeros in the weights; 0: those of ``g``.
+        flops: Operations to report, without those on zeros in the weights; 0: those of the sizes.
     """
+    of, g, x, out = conv.of, conv.g, conv.x, conv.out
     tiling = direct_tiling(of, g, plain, table != 0, low.threads)
     # With fewer boxes of pixels than threads, several threads work on the panels of one box, and
     # each would copy the same pixels.
@@ -395,16 +380,16 @@ def emit_direct(
     over_pixels = not tiling.copies_input and not (of.few_rows and low.threads > 1)
     arguments = DirectArguments(
         x=x,
-        weights=weight,
+        weights=conv.weight,
         y=out.y,
-        bias=bias,
+        bias=conv.bias,
         residual=out.residual,
         groups=g.groups,
         input_blocks=tiling.blocks_in,
         output_blocks=blocks_out,
         **g.arguments(),
         tile=of.contraction(ahead=ahead),
-        **act.arguments(),
+        **conv.act.arguments(),
         rows=tiling.rows,
         columns=tiling.columns,
         panels=tiling.unit_panels,

@@ -69,7 +69,7 @@ class DirectForm:
 
 
 class Run(NamedTuple):
-    """What all rows of a panel share in a segment of the input blocks.
+    """The numbers that all rows of a panel share in a segment of the input blocks.
 
     Attributes:
         pixels: Outputs of a row.
@@ -169,7 +169,10 @@ def loop_setter(form: DirectForm) -> Any:
 def skip_planes(a: DirectArguments, t: TileBlock, above: int) -> int:
     """Skip the kernel planes that read nothing but padding; return how many come first.
 
-    ``above`` is the plane of the input that the first kernel plane reads.
+    Args:
+        a: The kernel's arguments.
+        t: The tile's arguments, whose weights and loop over planes are set.
+        above: Plane of the input that the first kernel plane reads.
     """
     first, count = taps_inside(above, above, a.kernel_depth, a.dilation_depth, a.image_depth)
     t.middle_count = count

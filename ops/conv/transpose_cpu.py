@@ -33,7 +33,6 @@ from subgraph.graph.types import Array
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.arguments import InterleaveArguments
 from subgraph.ops.movement.geometry import (
-    ConvOutput,
     Geometry,
     auto_pad,
     blocked_vector,
@@ -52,6 +51,7 @@ from subgraph.ops.movement.layout_conversion import (
     plain_target,
     widened,
 )
+from subgraph.ops.movement.packed_conv import ConvOutput, PackedConv
 from subgraph.ops.movement.packing import narrowed, pack_blocks
 from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.tile_planning import (
@@ -315,14 +315,15 @@ def _emit_phases(
         if depthwise:
             recipe = f"conv transpose depthwise {of.lanes} {taps}"
             weight = low.weight(recipe, _depthwise_weights((d, h, width), sizes.kernel, of), w)
-            emit_depthwise(low, of, g, source, weight, packed_bias, out, act)
+            emit_depthwise(low, PackedConv(of, g, source, weight, packed_bias, out, act))
             continue
         packed = f"{of.nv}x{of.lanes} {of.packed_as}"
         recipe = f"conv transpose {packed} groups {groups}/{together} {taps}"
         make = _weights(groups, together, (d, h, width), sizes.kernel, of)
         weight = low.weight(recipe, make, w)
         emit = emit_matrix_convolution if matrix else emit_direct
-        emit(low, of, g, source, weight, packed_bias, out, act, plain=False, flops=g.flops)
+        conv = PackedConv(of, g, source, weight, packed_bias, out, act)
+        emit(low, conv, plain=False, flops=g.flops)
     convert_output(low, of, low.output(), y, keeps_zero=act.keeps_zero)
 
 
@@ -449,9 +450,8 @@ def _emit_to_scratch(
         flops: Operations to report; 0: those of ``g``.
     """
     products = low.scratch(g.images * round_up(g.outputs, of.lanes) * g.pixels * of.item)
-    out = ConvOutput(products, 0, (1, 1, 1), 0)
-    source = blocked(low, of, x)
-    emit_direct(low, of, g, source, weight, bias, out, act, plain=False, flops=flops)
+    packed = PackedConv(of, g, blocked(low, of, x), weight, bias, ConvOutput(products), act)
+    emit_direct(low, packed, plain=False, flops=flops)
     return products
 
 

@@ -8,12 +8,13 @@ from functools import partial
 import attrs
 
 from subgraph.engine.codegen.tiling import FEW_ROWS
-from subgraph.engine.planner.lowering import Argument, Lowering
+from subgraph.engine.planner.lowering import Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, recorded, smaller
 from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.movement.packed_conv import PackedConv
 from subgraph.ops.movement.packing import taps_variant
-from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, shared
+from subgraph.ops.shared.tile_planning import Tiles, grain, shared
 from subgraph.system.host import caches
 
 from .arguments import WinogradArguments
@@ -22,18 +23,7 @@ _PANEL_BLOCKS = 2  # units of the products of one point that threads share (esti
 _PRODUCTS_PER_BYTE = 16  # cost of each byte that a transform writes, in multiplications (estimate)
 
 
-def emit_winograd(
-    low: Lowering,
-    of: Tiles,
-    g: Geometry,
-    x: Argument,
-    weight: Argument,
-    bias: Argument,
-    residual: Argument,
-    y: Argument,
-    act: Activation,
-    m: int,
-) -> None:
+def emit_winograd(low: Lowering, conv: PackedConv, m: int) -> None:
     """Emit the kernel ``winograd`` with tiles of ``m`` x ``m`` outputs.
 
     If several threads share a single block of tiles, its transforms and its products are three
@@ -41,16 +31,10 @@ def emit_winograd(
 
     Args:
         low: Collects the plan's steps and scratch memory.
-        of: The contraction tiles.
-        g: Sizes of the convolution.
-        x: Input in the blocked layout.
-        weight: Weights as `winograd_weights` packs them.
-        bias: Bias of all outputs, padded to whole blocks; 0: none.
-        residual: Blocked array shaped as y that is added; 0: none.
-        y: Output in the blocked layout, with all output channels.
-        act: The activation.
+        conv: The convolution, its weights packed by `winograd_weights`.
         m: Outputs of a tile along an axis.
     """
+    of, g = conv.of, conv.g
     stride = g.strides[1]
     pixel = of.lanes * of.item
     t = _tiling(of, g, m, low.threads)
@@ -61,17 +45,17 @@ def emit_winograd(
     shared_buffer = low.scratch(t.vectors(of) * pixel) if t.staged else 0
     arguments = partial(
         WinogradArguments,
-        x=x,
-        weights=weight,
-        y=y,
-        bias=bias,
-        residual=residual,
+        x=conv.x,
+        weights=conv.weight,
+        y=conv.out.y,
+        bias=conv.bias,
+        residual=conv.out.residual,
         images=g.images,
         input_blocks=t.blocks_in,
         output_blocks=t.blocks_out,
         **g.arguments(),
         tile=of.strip(of.lanes, of.lanes, ahead=True) if of.few_rows else of.contraction(),
-        **act.arguments(),
+        **conv.act.arguments(),
         tiles=t.tiles,
         in_place=int(t.in_place),
         panels=t.unit_panels,

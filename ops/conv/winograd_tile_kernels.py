@@ -171,9 +171,15 @@ def next_place(grid: Grid, at: Place) -> Place:
 
 @register_jitable
 def next_addresses(grid: Grid, at: Place, of: TileAddresses, row: int) -> TileAddresses:
-    """Return the addresses of the values (sums) of the tile after that at place ``at``.
+    """Return the addresses of the values, or sums, of the next tile.
 
-    ``row`` is the bytes between tiles. A short tile has no values of its own at infinity.
+    A tile that is cut off by the border has no values of its own at infinity.
+
+    Args:
+        grid: The tiles of an image.
+        at: Place of the present tile.
+        of: Addresses of the present tile.
+        row: Bytes between tiles.
     """
     full_row, full_column = at.row < grid.full_down, at.column < grid.full_across
     return TileAddresses(

@@ -90,13 +90,21 @@ def constant(dtype: str, number: float, lanes: int) -> Value:
 
 
 def like(value: Value, dtype: str, number: float) -> Value:
+    """Return a number in all lanes of a vector as long as ``value``; see `constant`."""
     return constant(dtype, number, value.type.count)
 
 
 def merge(
     builder: Any, condition: Value, common: Callable[[], Value], rare: Callable[[], Value]
 ) -> Value:
-    """Branch on a scalar condition: emit ``common`` for true, ``rare`` for false."""
+    """Emit a branch on a scalar condition, and return the value of the branch that is taken.
+
+    Args:
+        builder: The IR builder.
+        condition: The condition, i1, which is true as a rule.
+        common: Emits the branch for true.
+        rare: Emits the branch for false.
+    """
     with builder.if_else(condition, likely=True) as (then, otherwise):
         with then:
             first = common()

@@ -108,7 +108,7 @@ def check_sample_count(*, dtype: str) -> Function:
 
 
 def _axis_weights(dtype: str) -> Function:
-    """Return ``f(entries, start, extent, samples, size)``: what a bin samples along one axis."""
+    """Return ``f(entries, start, extent, samples, size)``: pixel weights of a bin on one axis."""
     load, store, line_of, put_line = ld(dtype), st(dtype), ld("int64"), st("int64")
     real = np.dtype(dtype).type
     _, around = _bins(dtype)

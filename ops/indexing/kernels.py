@@ -39,7 +39,14 @@ Function = Callable[..., Any]
 
 @register_jitable
 def checked(index: int, size: int, slot: int, number: int) -> int:
-    """Return an index as a position in [0, size); report and clamp one that is out of range."""
+    """Return an index as a position in [0, size); report and clamp one that is out of range.
+
+    Args:
+        index: The index; a negative one counts from the end.
+        size: Elements of the axis, at least 1.
+        slot: Address of the report slot; see `report_value`.
+        number: Number of the report, at least 1.
+    """
     if 0 <= index < size:
         return index
     if -size <= index < 0:

@@ -174,9 +174,13 @@ def _operands(product: GemmArguments, batch: int) -> tuple[int, int, int, int]:
 
 @register_jitable(forceinline=True)
 def _set_strides(product: GemmArguments, t: TileBlock, vector: int, b_vector: int) -> None:
-    """Write what all tiles of a kernel share.
+    """Set the arguments that all tiles of a kernel share.
 
-    ``vector`` and ``b_vector`` are the bytes of a vector of C and of B.
+    Args:
+        product: The kernel's arguments.
+        t: The tile's arguments.
+        vector: Bytes of a vector of C.
+        b_vector: Bytes of a vector of B.
     """
     t.outer_count = 1
     t.middle_count = 1

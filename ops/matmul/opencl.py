@@ -106,7 +106,13 @@ def fused(node: Node, low: ClLowering) -> None:
 
 
 def cast_optional(low: ClLowering, index: int, dtype: str) -> Operand | None:
-    """Return an optional input in the dtype in which kernels compute; None if it is missing."""
+    """Return an optional input in the dtype in which kernels compute; None if it is missing.
+
+    Args:
+        low: The lowering.
+        index: Position of the input.
+        dtype: The kernels' dtype.
+    """
     operand = low.optional(index)
     return None if operand is None else cast_to(low, operand, dtype)
 

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
+from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.requirements import decoded
@@ -170,46 +170,6 @@ class Geometry:
         sizes = (self.source, self.target, self.kernel, self.strides, self.dilations, self.pads)
         values = [value for triple in sizes for value in triple]
         return dict(zip(WindowArguments.fields, values, strict=True))
-
-
-@attrs.frozen
-class ConvOutput:
-    """The output of a convolution: every ``steps``-th pixel of y from ``offset`` on.
-
-    Attributes:
-        y: Output in the layout "blocked" or "bfloat16".
-        residual: Array of the same shape and layout that is added, or 0.
-        steps: Pixels between outputs along D, H, W.
-        offset: Index of the first output's pixel.
-        sizes: Spatial sizes (D, H, W) of y; None: those of the convolution's output.
-    """
-
-    y: Argument
-    residual: Argument
-    steps: tuple[int, int, int]
-    offset: int
-    sizes: tuple[int, int, int] | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether the outputs are all pixels of y."""
-        return self.sizes is None and self.steps == (1, 1, 1)
-
-    def strides(self, target: tuple[int, int, int], pixel: int) -> dict[str, int]:
-        """Return the arguments of kernels that say where each output lies in y.
-
-        Args:
-            target: Spatial sizes of the convolution's output.
-            pixel: Bytes of a pixel of a block.
-        """
-        depth, height, width = self.sizes or target
-        return {
-            "y_column": self.steps[2],
-            "y_row": self.steps[1] * width,
-            "y_plane": self.steps[0] * height * width,
-            "y_block": depth * height * width,
-            "y_offset": self.offset * pixel,
-        }
 
 
 def ints(node: Node, name: str, rank: int, default: int) -> list[int]:

@@ -328,7 +328,7 @@ def pool_geometry(node: Node, x: Operand, y: Operand) -> Geometry:
 
 
 def pool_arguments(node: Node, x: Operand, g: Geometry) -> dict[str, int]:
-    """Return the fields of `PoolWindowArguments` that say what windows are.
+    """Return the fields of `PoolWindowArguments` that describe the windows.
 
     Args:
         node: The node.

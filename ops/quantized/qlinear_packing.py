@@ -22,7 +22,7 @@ LINE = 16  # bounds that `saturation_kernels` compares at a time; rows of bounds
 
 # How a step of an integer tile multiplies; see `subgraph.engine.codegen.tile_int`.
 Flavour = Literal["pairs", "quads", "checked", "matrix"]
-# What a patch is copied from; see `subgraph.ops.quantized.patches`.
+# The kind of memory that a patch is copied from; see `subgraph.ops.quantized.patches`.
 PatchSource = Literal["blocked", "image", "rows"]
 
 

@@ -295,7 +295,7 @@ def _int8_parts(v: Any, gates: int, recur: Function) -> tuple[Function, Function
 
     @register_jitable
     def quantized_sums(a: CellsArguments, direction: int, count: int, memory: int) -> None:
-        """Compute what the recurrence of all sequences adds to their gates."""
+        """Compute the products of states and weights, to be added to the gates of all sequences."""
         padded, width = a.padded, a.size
         panels = a.weights + direction * a.weights_direction
         sums = memory + 3 * count * padded * item

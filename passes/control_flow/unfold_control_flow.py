@@ -177,7 +177,7 @@ class _Round:
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
     def _depend_on(self, value: Value) -> None:
-        """Note what a known value was computed from: parameters, and values that were measured."""
+        """Note the parameters and the measured values from which a known value was computed."""
         work, seen = [value], {value}
         while work:
             current = work.pop()

@@ -9,7 +9,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, SequenceType, TensorType, dtype_of
-from subgraph.passes import _patterns
+from subgraph.passes import patterns
 
 Items = tuple[Value, ...]
 Numbers = Callable[[Value | None], "list[int] | None"]
@@ -100,9 +100,7 @@ class Sequences:
                 return {} if at is None else {made: items[at]}
             pieces = self._changed(node, inputs, items)
         # Sequences of strings stay: no device has kernels for the operators that would use items.
-        if pieces is not None and not any(
-            _patterns.dtype_of(piece) == "string" for piece in pieces
-        ):
+        if pieces is not None and not any(patterns.dtype_of(piece) == "string" for piece in pieces):
             self._items[made] = pieces
         return {}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.schema import is_before
-from subgraph.passes._patterns import Context, Match, dtype_of, pattern, produced_by
+from subgraph.passes.patterns import Context, Match, dtype_of, pattern, produced_by
 
 
 def near(a: float | None, b: float) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.schema import is_before
-from subgraph.passes._patterns import (
+from subgraph.passes.patterns import (
     Context,
     Match,
     dtype_of,

@@ -12,7 +12,7 @@ from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
 from subgraph.operators.shape_values import LIMIT
 from subgraph.partition.property import SubgraphProperty, register_property
-from subgraph.passes._patterns import FUSION_PASSES, MATCHERS, PatternProperty, Stage, fusions
+from subgraph.passes.patterns import FUSION_PASSES, MATCHERS, PatternProperty, Stage, fusions
 from subgraph.transform.pass_manager import apply_pass, may_change, register_pass
 
 from .elementwise import ElementwiseProperty

@@ -13,7 +13,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape
 from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.partition.selector import SubgraphSelector
-from subgraph.passes._patterns import (
+from subgraph.passes.patterns import (
     Context,
     GroupSelector,
     Match,

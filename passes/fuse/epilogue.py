@@ -16,7 +16,7 @@ import attrs
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import is_before
-from subgraph.passes._patterns import (
+from subgraph.passes.patterns import (
     MATCHERS,
     Context,
     Match,

@@ -15,7 +15,7 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, Shape
-from subgraph.passes._patterns import (
+from subgraph.passes.patterns import (
     Context,
     dtype_of,
     fusion_pass,

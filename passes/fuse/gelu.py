@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from subgraph.graph.graph import Node, Value
-from subgraph.passes._patterns import Context, Match, pattern, produced_by
+from subgraph.passes.patterns import Context, Match, pattern, produced_by
 
 from .activations import activation, near
 

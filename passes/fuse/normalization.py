@@ -7,7 +7,7 @@ of the chain are read, so the fused graph depends on their content.
 from __future__ import annotations
 
 from subgraph.graph.graph import Node, Value
-from subgraph.passes._patterns import Context, Match, is_op, pattern, shape_of
+from subgraph.passes.patterns import Context, Match, is_op, pattern, shape_of
 
 from .activations import near
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
-from subgraph.passes._patterns import (
+from subgraph.passes.patterns import (
     Context,
     Match,
     dtype_of,

@@ -14,7 +14,7 @@ import attrs
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
-from subgraph.passes._patterns import (
+from subgraph.passes.patterns import (
     FLOATS,
     Context,
     dtype_of,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
-from subgraph.passes._patterns import Context, is_op, produced_by, reshaped, shape_of
+from subgraph.passes.patterns import Context, is_op, produced_by, reshaped, shape_of
 from subgraph.transform.pass_manager import register_pass
 
 

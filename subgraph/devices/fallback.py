@@ -197,7 +197,7 @@ class DeviceFallback:
         if new:
             # The record has the error's text only: the error would keep the run's arrays alive.
             _log.warning(
-                "subgraph %r failed on device %s; %s helps out: %s",
+                "subgraph %r failed on device %s; the run continues on %s: %s",
                 self._subgraph.name,
                 self._device,
                 "REFERENCE" if op.device == SubgraphOp.device else op.device,
@@ -222,7 +222,7 @@ class DeviceFallback:
                 op = _op_on(device, self._subgraph, model)
             except SubgraphError:
                 continue
-            # Results are compared on the region's own device only: the device that helps out is
+            # Results are compared on the region's own device only: the next device is
             # often the reference itself.
             options = attrs.evolve(others.options, FALLBACK_CHECK=False)
             rest = attrs.evolve(others, devices=others.devices[number + 1 :], options=options)
@@ -257,7 +257,7 @@ class FallbackSession(Session):
         self._others: dict[SubgraphOp, Session] = {}
         self._last: Session | None = None  # made the last run; None: the reference did
         self._state_session = own  # has the states with which the next run begins
-        # These states, while no session has been opened.
+        # The states to set in the first session, while none has been opened.
         self._initial_states: Mapping[str, Array] = {}
         self._cancelled = self._measured = False
 

@@ -306,7 +306,13 @@ class Graph:
     def fill(
         self, nodes: Iterable[Node], inputs: Iterable[Value], outputs: Iterable[Value]
     ) -> None:
-        """Take over named nodes from `copy_nodes` with this graph as owner; nothing is checked."""
+        """Take over named nodes from `copy_nodes` with this graph as owner; nothing is checked.
+
+        Args:
+            nodes: The nodes in topological order.
+            inputs: The graph's inputs.
+            outputs: The graph's outputs.
+        """
         self._nodes = tuple(nodes)
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -391,7 +397,7 @@ class Graph:
         return value in known
 
     def values(self) -> Iterator[Value]:
-        """Yield every value once: inputs, captures, then node by node what is used and made."""
+        """Yield every value once: inputs, captures, then each node's inputs and outputs."""
         # A dict keeps the order; updating it costs a third of what a generator with a set does.
         found = dict.fromkeys((*self.inputs, *self.captures))
         for node in self._nodes:

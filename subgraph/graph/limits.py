@@ -188,8 +188,8 @@ def _of_environment(text: str) -> int:
 def check_memory(wanted: float, what: str) -> None:
     """Raise if an allocation does not fit into the budget beside the values of this thread's runs.
 
-    The values are counted only if much was allocated since the last count that fitted: whoever
-    goes on after a refusal is refused again.
+    The values are counted only if much was allocated since the last count that fitted, so that a
+    run which goes on after a refusal is refused again.
 
     Args:
         wanted: Bytes to allocate; they may be symbolic.

@@ -47,6 +47,12 @@ class Attribute:
     default: Any = None
 
 
+def _count(names: str) -> Any:
+    """Return a field whose default is the number of names in another field of `Schema`."""
+    default = attrs.Factory(lambda schema: len(getattr(schema, names)), takes_self=True)
+    return attrs.field(default=default)
+
+
 @attrs.frozen
 class Schema:
     """The signature of an operator: inputs, outputs and attributes.
@@ -57,10 +63,10 @@ class Schema:
         since_version: First operator set of the domain with this version of the operator.
         inputs: Names of the inputs; the last one may be variadic.
         outputs: Names of the outputs; the last one may be variadic.
-        min_inputs: Smallest number of inputs.
-        max_inputs: Largest number of inputs, 2**31 - 1 if variadic.
-        min_outputs: Smallest number of outputs.
-        max_outputs: Largest number of outputs.
+        min_inputs: Smallest number of inputs; by default that of ``inputs``.
+        max_inputs: Largest number of inputs, 2**31 - 1 if variadic; by default that of ``inputs``.
+        min_outputs: Smallest number of outputs; by default that of ``outputs``.
+        max_outputs: Largest number of outputs; by default that of ``outputs``.
         attributes: The attributes by name.
         deprecated: Whether the standard has withdrawn the operator.
         input_dtypes: For each of ``inputs`` the dtypes of the tensors that it takes; empty if they
@@ -74,10 +80,10 @@ class Schema:
     since_version: int = 1
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    min_inputs: int = 0
-    max_inputs: int = 0
-    min_outputs: int = 0
-    max_outputs: int = 0
+    min_inputs: int = _count("inputs")
+    max_inputs: int = _count("inputs")
+    min_outputs: int = _count("outputs")
+    max_outputs: int = _count("outputs")
     attributes: dict[str, Attribute] = attrs.field(factory=dict[str, Attribute])
     deprecated: bool = False
     input_dtypes: tuple[frozenset[str], ...] = ()

@@ -312,7 +312,7 @@ def slice_size(size: int, start: int, end: int, step: int) -> int:
 
 
 def slice_of(size: int, start: int, end: int, step: int) -> slice:
-    """Return what Slice selects on an axis as a slice for NumPy; see `slice_size`."""
+    """Return what Slice selects on an axis as a slice for NumPy; for arguments see `slice_ends`."""
     begin, stop = slice_ends(size, start, end, step)
     return slice(begin, None if stop < 0 else stop, step)
 

@@ -511,7 +511,7 @@ def _refined(stated: ValueType | None, found: ValueType | None) -> ValueType | N
 
 
 def merge(stated: ValueType, found: ValueType) -> ValueType | None:
-    """Return the type that combines what both state; None if they contradict each other."""
+    """Return the type with the known parts of both types; None if they contradict each other."""
     if isinstance(stated, TensorType) and isinstance(found, TensorType):
         if stated.dtype != found.dtype:
             return None

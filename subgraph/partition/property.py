@@ -132,7 +132,7 @@ def _discover() -> None:
     from subgraph.system.registry import Files
 
     # Pattern properties stand beside the passes, those of other libraries beside their devices.
-    Files("subgraph.passes", lambda name: "._" not in name).load_all()
+    Files("subgraph.passes", lambda _: True).load_all()
     Files("subgraph.devices.backends", lambda name: name.endswith(".property")).load_all()
     for entry in entry_points(group="subgraph.properties"):
         try:
@@ -195,26 +195,26 @@ def saved_name(owner: SubgraphProperty) -> str:
     return next(registered, property_name(owner))
 
 
-def property_from(thing: Any) -> SubgraphProperty:
+def property_from(source: Any) -> SubgraphProperty:
     """Return the property for a property, a selector, a class of these, or a registered name.
 
     Raises:
-        PartitionError: ``thing`` is none of these, or its class cannot be called.
+        PartitionError: ``source`` is none of these, or its class cannot be called.
         DeviceError: the property's device cannot start.
     """
-    if isinstance(thing, SubgraphProperty):
-        return thing
-    if isinstance(thing, SubgraphSelector):
-        return SelectorProperty(thing)
-    if isinstance(thing, str):
-        return _by_name(thing)
-    if isinstance(thing, type):
-        if issubclass(thing, SubgraphProperty):
-            return _made(thing, thing.__name__)
-        if issubclass(thing, SubgraphSelector):
-            return SelectorProperty(thing)
+    if isinstance(source, SubgraphProperty):
+        return source
+    if isinstance(source, SubgraphSelector):
+        return SelectorProperty(source)
+    if isinstance(source, str):
+        return _by_name(source)
+    if isinstance(source, type):
+        if issubclass(source, SubgraphProperty):
+            return _made(source, source.__name__)
+        if issubclass(source, SubgraphSelector):
+            return SelectorProperty(source)
     raise PartitionError(
-        f"{thing!r} is no property: give a SubgraphProperty, a SubgraphSelector, a class of "
+        f"{source!r} is no property: give a SubgraphProperty, a SubgraphSelector, a class of "
         "these, or a name that was registered"
     )
 
@@ -257,12 +257,12 @@ def _by_name(name: str) -> SubgraphProperty:
     raise PartitionError(f"no property or selector named {name!r}; {nearest(name, known)}")
 
 
-def properties_from(thing: Any) -> list[SubgraphProperty]:
+def properties_from(source: Any) -> list[SubgraphProperty]:
     """Return the properties for one item or a list of items; see `property_from`."""
-    if isinstance(thing, (list, tuple)):
-        items: list[Any] = list(thing)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(source, (list, tuple)):
+        items: list[Any] = list(source)  # pyright: ignore[reportUnknownArgumentType]
         return [property_from(item) for item in items]
-    return [property_from(thing)]
+    return [property_from(source)]
 
 
 def optimize_for(graph: Graph, name: Any, **options: Any) -> Graph:

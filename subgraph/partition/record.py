@@ -112,7 +112,11 @@ class Run:
 
 @attrs.frozen(slots=True)
 class PartitionRecord:
-    """All runs that made a graph what it is, oldest first."""
+    """All runs of the partition that led to a graph.
+
+    Attributes:
+        runs: The runs, the oldest first.
+    """
 
     runs: tuple[Run, ...] = ()
 

@@ -77,7 +77,13 @@ def checked_stages(stages: Any, owner: str, outputs: int) -> list[Stage]:
 
 
 def checked_run(run: Callable[[Any], Any], owner: str, outputs: int) -> Callable[[Any], Any]:
-    """Return ``run`` with a check that it returns one result for each output."""
+    """Return ``run`` with a check that it returns one result for each output.
+
+    Args:
+        run: The function of the last stage.
+        owner: Name of the model's class, for messages.
+        outputs: Number of outputs.
+    """
 
     def checked(state: Any) -> Any:
         results = run(state)

@@ -1,9 +1,9 @@
 """The machine that kernels and planner target: vector width, features, caches, cores.
 
-``SUBGRAPH_ISA`` selects a lower instruction set of the host (``avx512``, ``avx2``, ``avx``,
-``sse``, ``neon``, ``scalar``), for vector widths and generated code. With ``like-avx512vnni``,
-``like-avx512``, ``like-amx``, ``like-avxvnni`` and ``like-neon`` kernels emulate another machine:
-they have its widths, tiles and code paths, and slow code for this one. This is for tests.
+``SUBGRAPH_ISA`` selects a lower instruction set of the host, a row of `_LEVELS` such as ``avx2``,
+for vector widths and generated code. With a row of `_LIKE`, such as ``like-neon``, kernels emulate
+another machine: they have its widths, tiles and code paths, and slow code for this one. This is for
+tests.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _gelu(x: Any) -> Any:
     return ops.Mul(halves, ops.Add(ops.Erf(ops.Div(x, np.float32(2**0.5))), np.float32(1)))
 
 
-# Those for which mobile networks need kernels that no other family needs.
+# Activations for which mobile networks need kernels that no other family needs.
 ACTIVATIONS: dict[str, Activation] = {
     "HardSwish": ops.HardSwish,
     "LeakyRelu": ops.LeakyRelu,

@@ -32,9 +32,7 @@ Pass = Callable[..., Graph]
 PassLike = str | Pass | type[Any] | Sequence["PassLike"]
 _P = TypeVar("_P", bound=Callable[..., Any])
 
-PASSES: Registry[Pass] = Registry(
-    "pass", PassError, Files("subgraph.passes", lambda name: "._" not in name)
-)
+PASSES: Registry[Pass] = Registry("pass", PassError, Files("subgraph.passes", lambda _: True))
 _names: dict[Any, str] = {}
 _operators: dict[str, frozenset[str]] = {}
 

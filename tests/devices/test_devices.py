@@ -355,10 +355,7 @@ def test_origins_of_a_fused_node_are_those_inside() -> None:
 
 
 def test_an_extension_adds_an_operator() -> None:
-    schema = sg.Schema(
-        "Triple", "test.devices", inputs=("x",), outputs=("y",), min_inputs=1, max_inputs=1,
-        min_outputs=1, max_outputs=1,
-    )  # fmt: skip
+    schema = sg.Schema("Triple", "test.devices", inputs=("x",), outputs=("y",))
     triple = sg.Operator(schema, lambda node, values: [values[0] * 3], lambda n, t, v: [t[0]])
     core = sg.Core()
     core.add_extension(triple)

@@ -42,10 +42,12 @@ __kernel void blended(__global const float *x, int xo, __global float *y, int yo
 
 def schema(op_type: str) -> sg.Schema:
     return sg.Schema(
-        op_type, "test.extension", inputs=("x",), outputs=("y",), min_inputs=1, max_inputs=1,
-        min_outputs=1, max_outputs=1,
+        op_type,
+        "test.extension",
+        inputs=("x",),
+        outputs=("y",),
         attributes={"factor": sg.Attribute("factor", "float", default=2.0)},
-    )  # fmt: skip
+    )
 
 
 def compute(node: sg.Node, inputs: Any) -> Any:

@@ -98,7 +98,7 @@ def test_any_exception_moves_the_region(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             check(model, graph())
-    assert caplog.text.count("B helps out") == 1, "a cause is logged once"
+    assert caplog.text.count("continues on B") == 1, "a cause is logged once"
     assert a.runs == 2
     (told,) = model.get_property("FALLBACKS").values()
     assert told["failures"] == 2
@@ -274,8 +274,8 @@ def test_three_devices_in_turn(caplog: Any) -> None:
             check(model, seven())
     assert (a.runs, b.runs, c.runs) == (2, 2, 4)
     assert model.execution_devices == ["C"]
-    assert caplog.text.count("B helps out: first") == 1
-    assert caplog.text.count("C helps out: second") == 1
+    assert caplog.text.count("continues on B: first") == 1
+    assert caplog.text.count("continues on C: second") == 1
 
 
 def test_without_fallback_the_error_stands() -> None:

@@ -1,8 +1,7 @@
 """Whole models against ONNX Runtime: as they are, and partitioned by two selectors.
 
 The nine light models of the onnx package (random weights) run here; the larger ones, made by
-``benchmarks/export_models.py``, run when the folder SUBGRAPH_MODELS holds them (``make bench`` says
-how to make them).
+``benchmarks/make_models/export_models.py``, run when the folder SUBGRAPH_MODELS holds them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every kernel under Oclgrind: no race, no access out of bounds, and the right results.
 
 The tests of ``test_opencl_ops.py`` run on Oclgrind's device, once for each form of the kernels, and
-those of ``test_gpu_kernels.py`` for a GPU; no other device helps out. What was launched is compared
-with the kernels that there are.
+those of ``test_gpu_kernels.py`` for a GPU; no other device runs a node. What was launched is
+compared with the kernels that there are.
 """
 
 from __future__ import annotations

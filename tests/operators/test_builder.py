@@ -112,10 +112,15 @@ def test_a_body_says_which_outer_value_it_means() -> None:
 
 
 def test_custom_operators_are_functions_too() -> None:
-    schema = sg.Schema("Twice", "test.builder", inputs=("x",), min_inputs=1, max_inputs=1)
     schema = sg.Schema(
-        "Twice", "test.builder", 1, ("x",), ("y",), 1, 1, 1, 1, {"k": sg.Attribute("k", "float")}
+        "Twice",
+        "test.builder",
+        inputs=("x",),
+        outputs=("y",),
+        attributes={"k": sg.Attribute("k", "float")},
     )
+    assert (schema.min_inputs, schema.max_inputs) == (schema.min_outputs, schema.max_outputs)
+    assert schema.max_outputs == 1
     operator = sg.Operator(
         schema, lambda node, inputs: [2 * inputs[0]], lambda node, types, values: [types[0]]
     )

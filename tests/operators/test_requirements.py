@@ -51,7 +51,7 @@ def test_a_users_operator_declares_its_own() -> None:
             raise sg.ShapeError(f"x has rank {x.rank}, a matrix is needed")
 
     operator = sg.Operator(
-        Schema("NeedsMatrix", "test.requirements", 1, ("x",), ("y",), 1, 1, 1, 1),
+        Schema("NeedsMatrix", "test.requirements", 1, ("x",), ("y",)),
         compute=lambda node, inputs: [inputs[0]],
         infer=lambda node, types, values: [types[0]],
         requires=square,

@@ -163,16 +163,7 @@ def test_bodies_inside_a_region_follow() -> None:
 
 
 def test_what_no_rule_tells_keeps_its_dtype_alone() -> None:
-    schema = sg.Schema(
-        op_type="DoubleOf",
-        domain="test.types",
-        inputs=("X",),
-        outputs=("Y",),
-        min_inputs=1,
-        max_inputs=1,
-        min_outputs=1,
-        max_outputs=1,
-    )
+    schema = sg.Schema("DoubleOf", "test.types", inputs=("X",), outputs=("Y",))
     operator = sg.Operator(schema, lambda node, given: [given[0] * 2])
     core = sg.Core()
     core.add_extension(operator)

@@ -13,7 +13,8 @@ import pytest
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.graph.types import Array
-from subgraph.passes._patterns import (
+from subgraph.passes.fuse import cpu_fusion
+from subgraph.passes.patterns import (
     MATCHERS,
     Context,
     Match,
@@ -21,7 +22,6 @@ from subgraph.passes._patterns import (
     pattern,
     weight_values,
 )
-from subgraph.passes.fuse import cpu_fusion
 
 rng = np.random.default_rng(0)
 fresh = count()

@@ -89,7 +89,7 @@ def test_a_device_lost_after_some_runs(monkeypatch: pytest.MonkeyPatch, caplog: 
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             np.testing.assert_allclose(model(X)[0], wanted, rtol=1e-6)
-    assert caplog.text.count("REFERENCE helps out: device lost") == 1
+    assert caplog.text.count("continues on REFERENCE: device lost") == 1
     assert caplog.text.count("runs on REFERENCE from now on") == 1
     assert runs
 
@@ -111,6 +111,6 @@ def test_a_run_that_found_no_memory_is_made_elsewhere_and_the_next_is_not(
             tried = len(runs)
             np.testing.assert_allclose(model(X)[0], wanted, rtol=1e-6)
             assert len(runs) > tried, "each run asks the CPU first"
-    assert caplog.text.count("failed on device CPU; REFERENCE helps out: 3 TiB") == 1
+    assert caplog.text.count("failed on device CPU; the run continues on REFERENCE: 3 TiB") == 1
     assert model.execution_devices == ["CPU"]
     np.testing.assert_array_equal(model(X)[0], wanted)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import subgraph as sg
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if not p.name.startswith("train_"))
@@ -28,6 +30,14 @@ def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     namespace: dict[str, object] = {"__name__": f"page_{page.stem}"}
     for line, code in python_blocks(page):
         exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+def test_names_that_the_pages_use_are_on_the_api_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    listed = set(re.findall(r"subgraph\.([\w.]+)", (ROOT / "docs" / "api.md").read_text()))
+    used = {name: getattr(sg, name) for name in re.findall(r"\bsg\.([A-Za-z]\w*)", text)}
+    documented = {name for name, value in used.items() if callable(value)} - {*vars(sg.errors)}
+    assert documented <= listed
 
 
 def test_the_pages_have_code() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from subgraph.dtypes import DTYPES, INTEGERS, UNSIGNED
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.system import host
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("subgraph", "ops", "passes")
@@ -95,7 +96,7 @@ def test_one_set_of_narrow_floats() -> None:
 
 # Files that describe instruction sets; those of the toolchain choose code that was made before.
 DESCRIBING = ("subgraph/system/", "subgraph/engine/toolchain/", "subgraph/tools/prebuild.py")
-NAMES = {"avx512", "avx2", "avx", "sse", "neon", "avx512vl", "avx512vnni", "avxvnni", "f16c"}
+NAMES = {*host.__dict__["_LEVELS"], "avx512vl", "avx512vnni", "avxvnni", "f16c"} - {"scalar"}
 
 
 def test_what_an_instruction_set_can_do_is_asked_by_name() -> None:

@@ -19,8 +19,9 @@ from subgraph.engine.codegen.tiling import (
 from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
-from subgraph.ops.movement.geometry import ConvOutput, Geometry
-from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, shared
+from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.movement.packed_conv import PackedConv
+from subgraph.ops.shared.tile_planning import Tiles, grain, shared
 from subgraph.system.host import caches
 
 from .arguments import ImageConvArguments, LineArguments, MatrixConvArguments
@@ -55,34 +56,19 @@ class _Input:
     strides: dict[str, int]
 
 
-def emit_matrix_convolution(
-    low: Lowering,
-    of: Tiles,
-    g: Geometry,
-    x: Argument,
-    weight: Argument,
-    bias: Argument,
-    out: ConvOutput,
-    act: Activation,
-    *,
-    plain: bool,
-    flops: int,
-) -> None:
+def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flops: int) -> None:
     """Emit a convolution whose operands are rounded to bfloat16.
 
     Args:
         low: Collects the plan's steps and scratch memory.
-        of: The matrix tiles.
-        g: Sizes of the convolution. Channels of several groups are whole blocks.
-        x: Input, in the layout "blocked" or "bfloat16" unless ``plain``.
-        weight: Registers of pairs of bfloat16, as `direct_weights` packs them.
-        bias: Bias, padded to whole blocks; 0: none.
-        out: The output and the residual, in the layout "blocked" or "bfloat16". Without a
-            residual, outputs may be rows and columns of a larger image.
-        act: The activation.
+        conv: The convolution over matrix tiles, its input in the layout "blocked" or "bfloat16"
+            unless ``plain``, its weights registers of pairs of bfloat16, as `direct_weights` packs
+            them. Channels of several groups are whole blocks. Without a residual, outputs may be
+            rows and columns of a larger image.
         plain: The input is in the plain layout; see `reads_patches`.
         flops: Operations to report.
     """
+    of, g, x, y, residual = conv.of, conv.g, conv.x, conv.out.y, conv.out.residual
     if plain:
         source = _patches(g, x)
     elif _is_rounded(x) and g.taps == 1 and g.source == g.target and not any(g.pads):
@@ -96,19 +82,18 @@ def emit_matrix_convolution(
     unit_rows, unit_panels = _units(low.threads, of, g, source, panels)
     if plain:
         unit_panels = panels  # a unit makes its patches once
-    activation = act.arguments()
-    y, residual = out.y, out.residual
+    activation = conv.act.arguments()
     # Kernels of activations read and write tiles of float32, which are rounded afterwards.
-    is_apart = (_is_rounded(y) and act.kernel != 0) or not out.whole
+    is_apart = (_is_rounded(y) and conv.act.kernel != 0) or not conv.out.whole
     activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) and not is_apart else 0
     activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0
-    strides = out.strides(g.target, _LINE)
+    strides = conv.out.strides(g.target, _LINE)
     y_block = strides["y_block"] * of.lanes * (2 if _is_rounded(y) else of.item)
     common: dict[str, Any] = dict(
         x=source.lines,
-        weights=weight,
+        weights=conv.weight,
         y=y,
-        bias=bias,
+        bias=conv.bias,
         residual=residual,
         groups=g.groups,
         blocks=source.blocks,

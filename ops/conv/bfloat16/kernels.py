@@ -23,6 +23,7 @@ from .arguments import ImageConvArguments, LineArguments, MatrixConvArguments
 
 _tile_block = stack_block(TileBlock)
 _PIXEL = ROW_BYTES  # bytes of a pixel: of 16 channels of float32, or 32 of bfloat16
+_SCRATCH_ROW = MATRIX_TILE[1] * LANES * 4  # bytes of a row of a tile of float32
 
 
 def lines(*, rounded: bool) -> Callable[..., None]:
@@ -155,6 +156,46 @@ def _patch_maker() -> Callable[..., None]:
     return make_patches
 
 
+@register_jitable(forceinline=True)
+def _set_tile(a: MatrixConvArguments, t: TileBlock, in_pairs: bool, scratch: int) -> None:
+    """Set the arguments that all tiles share.
+
+    Args:
+        a: The kernel's arguments.
+        t: The tile's arguments.
+        in_pairs: Whether a tile is two rows of an image, with a register of each.
+        scratch: The worker's scratch, to which tiles of float32 are written; 0: they are written to
+            the output.
+    """
+    t.outer_count = a.blocks
+    t.outer_a = a.x_block
+    t.middle_count = a.taps_height
+    t.middle_a = a.x_tap_row
+    t.inner_count = a.taps_width
+    t.inner_a = a.x_tap
+    t.steps = 1
+    t.a_row = a.x_column
+    t.a_register = a.x_row if in_pairs else a.x_register
+    t.register_rows = a.columns if in_pairs else 0
+    t.b_vector = REGISTER_BYTES
+    t.c_row = _PIXEL if scratch == 0 else _SCRATCH_ROW
+    t.c_vector = a.y_block if scratch == 0 else LANES * 4
+    t.residual_row = _PIXEL
+    t.residual_vector = a.residual_block
+    t.start_vector = _PIXEL
+    t.flags = a.flags
+    t.low = a.low
+    t.high = a.high
+
+
+@register_jitable
+def _set_panel(a: MatrixConvArguments, t: TileBlock, vectors: int) -> None:
+    """Set the strides of the weights of a panel of one or two vectors."""
+    t.inner_b = vectors * REGISTER_BYTES
+    t.middle_b = a.taps_width * t.inner_b
+    t.outer_b = a.taps_height * t.middle_b
+
+
 def convolve(*, image: bool) -> Callable[..., None]:
     """Return the kernel of `MatrixConvArguments`, which multiplies lines and weights.
 
@@ -168,24 +209,6 @@ def convolve(*, image: bool) -> Callable[..., None]:
     most, vectors_of_panel = MATRIX_TILE
     v = vec("float32", LANES)
     load, store = v.load, v.store
-    scratch_row = vectors_of_panel * LANES * 4
-
-    @register_jitable
-    def set_loops(a: MatrixConvArguments, t: TileBlock) -> None:
-        """Set the loops over blocks and taps."""
-        t.outer_count = a.blocks
-        t.outer_a = a.x_block
-        t.middle_count = a.taps_height
-        t.middle_a = a.x_tap_row
-        t.inner_count = a.taps_width
-        t.inner_a = a.x_tap
-
-    @register_jitable
-    def set_panel(a: MatrixConvArguments, t: TileBlock, vectors: int) -> None:
-        """Set the strides of the weights of a panel of one or two vectors."""
-        t.inner_b = vectors * REGISTER_BYTES
-        t.middle_b = a.taps_width * t.inner_b
-        t.outer_b = a.taps_height * t.middle_b
 
     @register_jitable
     def store_outputs(
@@ -196,7 +219,7 @@ def convolve(*, image: bool) -> Callable[..., None]:
         for pixel in range(pixels):
             to = y + row * a.y_row + column * a.y_column
             for j in range(vectors):
-                values = load(scratch + pixel * scratch_row + j * LANES * 4)
+                values = load(scratch + pixel * _SCRATCH_ROW + j * LANES * 4)
                 if a.y_rounded:
                     store_bfloat16(to + j * LANES * 2, values)
                 else:
@@ -208,26 +231,13 @@ def convolve(*, image: bool) -> Callable[..., None]:
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t = _tile_block()
-        set_loops(a, t)
-        t.steps = 1
-        t.a_row = a.x_column
         # Two short rows of an image are a tile: with a register of each, no product waits for the
         # previous one of the same sums.
         in_pairs = a.columns <= ROWS and 2 * a.columns > ROWS and a.rows * a.columns == a.outputs
         in_pairs = in_pairs and not image
         height = 2 if in_pairs else 1
-        t.a_register = a.x_row if in_pairs else a.x_register
-        t.register_rows = a.columns if in_pairs else 0
-        t.b_vector = REGISTER_BYTES
         scratch = a.scratch + worker * a.scratch_bytes
-        t.c_row = _PIXEL if scratch == 0 else scratch_row
-        t.c_vector = a.y_block if scratch == 0 else LANES * 4
-        t.residual_row = _PIXEL
-        t.residual_vector = a.residual_block
-        t.start_vector = _PIXEL
-        t.flags = a.flags
-        t.low = a.low
-        t.high = a.high
+        _set_tile(a, t, in_pairs, scratch)
         panels = (a.output_blocks + vectors_of_panel - 1) // vectors_of_panel
         row_units = (a.rows + a.unit_rows - 1) // a.unit_rows
         panel_units = (panels + a.unit_panels - 1) // a.unit_panels
@@ -254,7 +264,7 @@ def convolve(*, image: bool) -> Callable[..., None]:
                     for panel in range(first_panel, last_panel):
                         block = panel * vectors_of_panel
                         vectors = min(vectors_of_panel, a.output_blocks - block)
-                        set_panel(a, t, vectors)
+                        _set_panel(a, t, vectors)
                         channels = number % a.groups * a.output_blocks + block
                         t.b = a.weights + channels * weights_of_block
                         t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0

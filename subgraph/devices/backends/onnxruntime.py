@@ -45,7 +45,7 @@ class OnnxruntimeDevice(Backend):
     )
 
     def refusal(self, node: Node) -> str:
-        """Refuse what ONNX Runtime computes otherwise than ONNX, or fails to run."""
+        """Refuse a form of an operator that ONNX Runtime computes otherwise, or cannot run."""
         differs = _DIFFERENT.get(node.op_type)
         if differs is None or node.domain or not differs(node):
             return ""

@@ -49,7 +49,7 @@ class OpenvinoDevice(Backend):
         self._names: list[str] = self._core.available_devices
 
     def refusal(self, node: Node) -> str:
-        """Refuse what OpenVINO computes otherwise than ONNX."""
+        """Refuse a form of an operator that OpenVINO computes otherwise than ONNX."""
         return openvino_forms.refusal(node)
 
     def try_library_model(self, model: bytes, options: Any) -> None:

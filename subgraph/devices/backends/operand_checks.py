@@ -120,7 +120,7 @@ class OperandChecks:
                 value.type = None
         for value, k in places.items():
             value.type = TensorType(dtype_of(inputs[k]), inputs[k].shape)
-        copy.inputs = tuple(places)  # weights are read as what they are
+        copy.inputs = tuple(places)  # weights stay parameters
         known = infer_graph(
             copy, known={v: from_array(inputs[k]) for v, k in places.items() if k in decides}
         )

@@ -214,6 +214,11 @@ def measure_link(device: Device, repeats: int = 3, config: Config | None = None)
 
     A cheap operator is run on few and on many elements. One transfer takes half of a run's time
     outside of the operator; latency and bandwidth follow from the two sizes.
+
+    Args:
+        device: The device.
+        repeats: Runs of each size, of which the fastest counts.
+        config: The device's options.
     """
     if _PROFILING not in known_properties(device):
         return None

@@ -308,7 +308,9 @@ class _Load:
                 *(self._owner.partition(":")[0], model.device, breaker.cause, breaker.again),
             )
         elif new and not breaker.is_open:
-            _log.warning("device %s failed; %s helps out: %s", model.device, helper, breaker.cause)
+            _log.warning(
+                "device %s failed; the run continues on %s: %s", model.device, helper, breaker.cause
+            )
 
     def succeeded(self, model: CompiledModel) -> None:
         """Record that a run on a device succeeded."""

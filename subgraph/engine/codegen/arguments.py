@@ -1,18 +1,14 @@
 """Declarations of argument blocks: the named arguments of kernels, for lowerings and for kernels.
 
 The first argument of a kernel is the address of a block of 64-bit words. A class declares the
-fields of the block in order; its docstring says what each field is, with its unit::
+fields of the block in order; the section "Attributes" of its docstring says what each field is,
+with its unit::
 
     class RowSumArguments(KernelArguments):
-        \"\"\"Arguments of `row_sum`; a work unit is a row.
+        \"\"\"Arguments of `row_sum`; a work unit is a row.\"\"\"
 
-Attributes:
-            rows: First element of the rows.
-            columns: Elements of a row.
-        \"\"\"
-
-        rows: Address
-        columns: int
+        rows: Address  # the first element of the rows
+        columns: int  # elements of a row
 
 A lowering passes the values by keyword: ``low.emit(kernel, RowSumArguments(rows=x, columns=n),
 units)``. A kernel of CPU reads them through a view (`subgraph.engine.codegen.argument_views`), and

@@ -99,10 +99,10 @@ def _nothing() -> None:
 
 
 def tile_use(matrix: bool) -> tuple[Any, Any]:
-    """Return what a kernel calls before its first tile and after its last one.
+    """Return two functions, to be called before the first tile of a kernel and after its last one.
 
     Args:
-        matrix: Whether its tiles are matrix tiles; otherwise nothing is done.
+        matrix: Whether its tiles are matrix tiles; otherwise the functions do nothing.
     """
     return (configure_tiles, release_tiles) if matrix else (_nothing, _nothing)
 
@@ -218,7 +218,13 @@ class TileRegisters:
         self._call("tilestored64", I8(register), pointer(self.e.b, address, I8), row)
 
     def multiply(self, sums: int, left: int, right: int) -> None:
-        """Add the products of two registers of bfloat16 to one of float32."""
+        """Add the products of two registers of bfloat16 to one of float32.
+
+        Args:
+            sums: Number of the register of the sums.
+            left: Number of the register of A.
+            right: Number of the register of B.
+        """
         if not self.slots:
             self._call("tdpbf16ps", I8(sums), I8(left), I8(right))
             return
@@ -237,7 +243,13 @@ class TileRegisters:
         self._emulate(sums, left, right, add)
 
     def multiply_bytes(self, sums: int, left: int, right: int) -> None:
-        """Add the products of a register of unsigned and one of signed bytes to one of int32."""
+        """Add the products of unsigned bytes of A and signed bytes of B to int32.
+
+        Args:
+            sums: Number of the register of the sums.
+            left: Number of the register of A.
+            right: Number of the register of B.
+        """
         if not self.slots:
             self._call("tdpbusd", I8(sums), I8(left), I8(right))
             return

@@ -118,7 +118,11 @@ class _MatrixTile(RegisterTile):
             e.step(c, e.word(t, "c_row"))
 
     def _requantization(self, output: str) -> tuple[Requantizer | None, list[Any], list[Any]]:
-        """Return what requantizes sums (None: nothing), and the scale and shift of each vector."""
+        """Return the emitter that requantizes sums, with the scale and shift of each vector.
+
+        Returns:
+            None and empty lists if the output is int32, which is the sums themselves.
+        """
         e, t, b = self.e, self.t, self.e.b
         if output == "int32":
             return None, [], []

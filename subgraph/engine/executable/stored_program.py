@@ -236,7 +236,7 @@ class _NumberCollector:
         return [self._size - size, size]
 
     def patch(self, patch: Patch) -> list[int]:
-        """Append positions, then offsets; return what `add` returns."""
+        """Append the positions and offsets of a patch; return their place as `add` does."""
         return self.add(patch.positions, patch.offsets)
 
     def array(self) -> Array:

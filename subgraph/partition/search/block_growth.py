@@ -218,7 +218,7 @@ def _label_ancestors(
     """
     begin = growth.ancestor_count
     size = _label_pruned(graph, growth, node, label)
-    is_between = size > 0  # whether a path leads from a member to what is found
+    is_between = size > 0  # whether a path leads from a member to the nodes that were found
     growth.work[size] = node
     size += 1
     while size:

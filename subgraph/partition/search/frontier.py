@@ -440,7 +440,18 @@ def _pass_on_next(
 def _reclassify(
     graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, frame: int, node: int
 ) -> None:
-    """Update OPEN and SUCCESSOR of a node whose support has changed, and begin what follows."""
+    """Update OPEN and SUCCESSOR of a node whose support has changed.
+
+    The change of a flag schedules the neighbours whose support it changes, marks a detour, or lets
+    the frame bar candidates.
+
+    Args:
+        graph: The contracted graph.
+        growth: The growing region.
+        frontier: The state of its frontier.
+        frame: The frame whose nodes are updated.
+        node: The node.
+    """
     # A detour stays one until `clear_frontier`. A node without flags has joined since it was
     # scheduled.
     flags = frontier.flags[node]

@@ -27,7 +27,7 @@ COMPONENT = 3
 START_ROOTS = 4
 # Return the root of the largest region; its command[1] members are sorted.
 FIND_LARGEST = 5
-# The same, and make a region of it.
+# Do as FIND_LARGEST, and make a region of it.
 CONTRACT_LARGEST = 6
 # command[1] members are no longer free.
 CLAIM = 7

@@ -243,7 +243,7 @@ def test_a_device_lost_during_a_run(devices: Any, caplog: Any) -> None:
         for thread in threads:
             thread.join()
         check(model, seven())
-    assert caplog.text.count("failed on device A; B helps out: device lost") == 2
+    assert caplog.text.count("failed on device A; the run continues on B: device lost") == 2
     assert caplog.text.count("on A and runs on B from now on") == 2
     assert model.execution_devices == ["B"]
     a.lost = False
@@ -265,7 +265,7 @@ def test_inputs_that_a_device_refuses_run_elsewhere(
             check(model, graph, np.ones((rows, 3), np.float32))
             runs.append((a.runs - before[0], b.runs - before[1]))
     assert runs == [(2, 1), (2, 3), (2, 1), (2, 3)]
-    assert caplog.text.count("B helps out: 5 rows") == 2  # once for each region
+    assert caplog.text.count("continues on B: 5 rows") == 2  # once for each region
 
 
 class WithFallback(Simulated):

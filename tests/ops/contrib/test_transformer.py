@@ -333,10 +333,7 @@ def test_a_users_own_definition_comes_first() -> None:
         return [inputs[0] + 1]
 
     core = sg.Core()
-    schema = sg.Schema(
-        op_type="GemmFloat8", domain="com.microsoft", inputs=("A",), outputs=("Y",),
-        min_inputs=1, max_inputs=1, min_outputs=1, max_outputs=1,
-    )  # fmt: skip
+    schema = sg.Schema("GemmFloat8", "com.microsoft", inputs=("A",), outputs=("Y",))
     core.add_extension(sg.Operator(schema=schema, compute=compute))
     model = sg.load(node_model("GemmFloat8", [normal(2, 3)]))
     assert core.compile_model(model)(x0=normal(2, 3))[0][0, 0] == normal(2, 3)[0, 0] + 1

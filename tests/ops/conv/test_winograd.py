@@ -190,7 +190,8 @@ def test_phases_are_chosen_for_images(kernel: int, step: int, pad: int) -> None:
     for got in results:
         assert np.abs(got - wanted).max() < 2e-6 * np.abs(wanted).max()
     if host.lanes("float32") > 1:
-        assert not np.array_equal(results[0], results[1])
+        same = np.array_equal(results[0], results[1])
+        assert not same, "subgraph.ops.conv.choice takes IMAGE instead of POLYPHASE"
 
 
 @pytest.mark.parametrize("form", [WINOGRAD[2], WINOGRAD[4], STRIDED], ids=str)
@@ -268,7 +269,8 @@ def test_winograd_can_be_forbidden() -> None:
     wanted = reference(x, w, [1, 1], [1, 1], [1] * 4, 1)
     close(results[1], wanted, 2e-6)
     if host.lanes("float32") > 1:
-        assert not np.array_equal(results[0], results[1])
+        same = np.array_equal(results[0], results[1])
+        assert not same, "subgraph.ops.conv.choice takes DIRECT instead of WINOGRAD"
 
 
 def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:

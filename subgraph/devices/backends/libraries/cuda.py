@@ -107,7 +107,7 @@ class Stream:
         self.handle = int(made)
 
     def memory(self) -> CardMemory:
-        """Return memory of the card, for what is queued here."""
+        """Return memory of the card for the work of this stream; nothing is allocated yet."""
         return CardMemory(self._card)
 
     def upload(self, array: Array, address: int) -> None:

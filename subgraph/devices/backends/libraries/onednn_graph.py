@@ -102,7 +102,12 @@ class Library:
         self._functions.omp_set_num_threads(c_int(count))
 
     def made(self, name: str, *arguments: Any) -> c_void_p:
-        """Return what a function writes into its first argument."""
+        """Call a function of the library, and return the handle that it wrote for its caller.
+
+        Args:
+            name: Name of the function; its first parameter is the address of the handle.
+            *arguments: Its other arguments.
+        """
         handle = c_void_p()
         self(name, byref(handle), *arguments)
         return handle

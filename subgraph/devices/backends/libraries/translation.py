@@ -104,7 +104,13 @@ def refusal_of_operands(node: Node, operators: Container[str], title: str) -> st
 
 
 def result_array(target: Array | None, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
-    """Return the caller's array for a result, or a new one if it has none of this type."""
+    """Return the caller's array for a result, or a new one if that does not fit.
+
+    Args:
+        target: The caller's array; None: there is none.
+        shape: Shape of the result.
+        dtype: Its NumPy dtype.
+    """
     fits = target is not None and target.shape == shape and target.dtype == dtype
     return target if fits and target is not None else np.empty(shape, dtype)
 

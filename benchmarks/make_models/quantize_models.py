@@ -1,6 +1,6 @@
 """Quantise models with ONNX Runtime's tools and random calibration data, for int8 measurements.
 
-    python benchmarks/quantize_models.py resnet50.onnx mobilenetv2.onnx -o quantised
+    python benchmarks/make_models/quantize_models.py resnet50.onnx mobilenetv2.onnx -o quantised
 
 writes ``NAME_qdq.onnx`` (unsigned activations, signed weights, per channel), ``NAME_qdq_s8.onnx``
 (signed, per tensor) and ``NAME_qdq_u8.onnx`` (unsigned weights, per tensor, for which ONNX
@@ -40,7 +40,7 @@ class RandomData(CalibrationDataReader):
         inputs = ports(sg.load(model))
         self._sets = iter([input_arrays(inputs, {}, {}, number) for number in range(count)])
 
-    def get_next(self) -> dict[str, Any] | None:
+    def get_next(self) -> Any:
         """Return the next inputs, None at the end."""
         return next(self._sets, None)
 
@@ -58,7 +58,7 @@ def main() -> None:
         quant_pre_process(model, prepared, skip_symbolic_shape=True)
         for name, form in FORMS.items():
             target = args.output / f"{model.stem}_{name}.onnx"
-            options = {"weight_type": QuantType.QInt8, **form}
+            options: dict[str, Any] = {"weight_type": QuantType.QInt8, **form}
             data = RandomData(prepared, args.samples)
             quantize_static(prepared, target, data, quant_format=QuantFormat.QDQ, **options)
             print(target)

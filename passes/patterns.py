@@ -43,8 +43,8 @@ class Match:
         attrs: The fused node's attributes.
         domain: The fused operator's domain.
         version: The fused operator's version.
-        arity: The most inputs that the fused operator has; inputs of the region that the match does
-            not list come after that many.
+        arity: Largest number of inputs of the fused operator. Further inputs of the region, which
+            ``inputs`` does not list, are appended behind this position.
         reads: Parameters whose content the match depends on.
         opaque: Whether the fused node keeps the region as its inner graph, which no later pass
             changes. If not, it is a plain node of the standard and may be part of larger patterns.
@@ -220,7 +220,15 @@ def weight_node(
 def part_of(
     node: Node, op_type: str, *inputs: Value | None, version: int = 13, **attributes: object
 ) -> Value:
-    """Return the typed output of a new standard node that replaces a part of ``node``."""
+    """Return the typed output of a new standard node that replaces a part of another.
+
+    Args:
+        node: The other node, for the metadata.
+        op_type: The operator.
+        *inputs: The inputs, None where one is omitted.
+        version: The operator's version.
+        **attributes: The attributes.
+    """
     made = Node(op_type, inputs, version=version, attrs=attributes, metadata=part_metadata(node))
     set_output_types(made)
     return made.outputs[0]

