@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import io
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_native import outcome, worker
+from fuzz_native import blobs, outcome, worker
 from fuzz_native.draw import Draw
 
 import subgraph as sg
+from subgraph.devices import blob
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -31,6 +33,13 @@ def test_random_inputs_end_as_they_may(
         record(data)
     assert record.runs == count
     assert record.counts == {}, "\n".join(p.read_text() for p in tmp_path.glob("*/*.txt"))
+
+
+def test_a_forged_file_has_the_whole_body() -> None:
+    """A file without its body would be refused before any of the changes is read."""
+    chosen = blobs._exported()[0]
+    reader = blob.BlobReader(io.BytesIO(blobs._forged(chosen, Draw(bytes(64)))))
+    assert bytes(reader._body[: len(chosen.body)]) == chosen.body
 
 
 def test_the_oracle_tells_findings_from_refusals(tmp_path: Path) -> None:
