@@ -272,6 +272,16 @@ class LoweringRule:
     dtypes: frozenset[str] | None
     layouts: frozenset[Layout]
 
+    def check_dtype(self, node: Node, inputs: Iterable[Operand | None]) -> None:
+        """Check the dtype of the first input.
+
+        Raises:
+            Unsupported: the lowering does not support it.
+        """
+        first = next((operand for operand in inputs if operand is not None), None)
+        if self.dtypes is not None and first is not None and first.dtype not in self.dtypes:
+            raise Unsupported(f"{node.op_type} on {first.dtype} has no kernel")
+
 
 LOWERINGS: Registry[LoweringRule] = Registry(
     "CPU lowering",

@@ -9,6 +9,7 @@ plan then places all other values in one arena. A plan contains no memory of a r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,6 +84,8 @@ _DATA_FIRST_OPS = frozenset(
 )
 # Operators of which float inputs decide the shape of the result.
 _FLOAT_SIZED_OPS = frozenset({"Resize", "Upsample", "Range"})
+
+_LOG = logging.getLogger("subgraph.engine")
 
 # Errors of lowerings on attributes or shapes that no valid node has.
 _INVALID_NODE_ERRORS = (
@@ -476,7 +479,7 @@ class Planner:
         """Add the steps of a node's lowering, else those of its inner nodes or a reference step."""
         try:
             rule = self.options.lowering.rule_of(node)
-            _check_dtype(node, rule, inputs)
+            rule.check_dtype(node, inputs)
             if node.subgraph is not None and has_requirement(node):
                 _check_fused(node, inputs)
             low = self._run_lowering(node, rule, inputs, outputs)
@@ -549,6 +552,7 @@ class Planner:
                 # The reference raises the error that names the invalid attribute or shape.
                 low.undo()
                 reason = f"its lowering failed: {type(error).__name__}: {error}"
+                _LOG.info("node %r (%s): %s", node.name, node.op_type, reason, exc_info=error)
                 raise Unsupported(reason) from error
             return low
 
@@ -578,12 +582,6 @@ class Planner:
 
 def _types_of(operands: Sequence[Operand | None]) -> list[TensorType | None]:
     return [None if operand is None else operand.type for operand in operands]
-
-
-def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None]) -> None:
-    first = next((o for o in inputs if o is not None), None)
-    if rule.dtypes is not None and first is not None and first.dtype not in rule.dtypes:
-        raise Unsupported(f"{node.op_type} on {first.dtype} has no kernel")
 
 
 def _check_fused(node: Node, inputs: Sequence[Operand | None]) -> None:

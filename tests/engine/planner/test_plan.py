@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.engine.planner.layouts import block_lanes
-from subgraph.engine.planner.lowering import EmittedStep, Operand, Storage
+from subgraph.engine.planner.lowering import EmittedStep, Lowering, LoweringRule, Operand, Storage
 from subgraph.engine.planner.memory import Life, Lives, assign_offsets, join_in_place
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import Plan, PlanOptions, ReferenceStep, UnknownShapeError
@@ -209,3 +209,22 @@ def test_the_order_of_operands_needs_no_kernel_of_its_own() -> None:
     expected = inputs[0] * np.arange(40, dtype=np.float32) + inputs[1]
     for graph in (one, other):
         np.testing.assert_allclose(sg.compile_model(graph, "CPU")(inputs)[0], expected, rtol=1e-6)
+
+
+def test_a_lowering_with_a_fault_refuses_the_node_and_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(node: sg.Node, low: Lowering) -> None:
+        low.emit()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+    rule = LoweringRule(faulty, None, frozenset({"plain"}))
+    monkeypatch.setattr(Lowering, "rule_of", lambda node: rule)
+    x = sg.input("x", shape=(3,), dtype="float32")
+    with caplog.at_level("INFO", "subgraph.engine"):
+        plan = plan_of(sg.Graph([x], [ops.Tanh(x)]), ("float32", (3,)))
+    [step] = plan.items
+    assert isinstance(step, ReferenceStep)
+    assert step.reason.startswith("its lowering failed: TypeError")
+    [record] = [entry for entry in caplog.records if "lowering failed" in entry.message]
+    assert "(Tanh)" in record.message
+    assert record.exc_info is not None
