@@ -20,13 +20,14 @@ import onnx
 import onnx.defs
 
 from subgraph.graph.types import ONNX_DTYPE, Array
-from subgraph.operators.operator import RANDOM_OPERATORS
+from subgraph.operators.operator import OPERATORS
 from subgraph.operators.schema import MICROSOFT, canonical_domain
 
 ROOT = Path(__file__).parents[2]
 Operand = Array | list[Array] | dict[Any, Any] | None
 OPSET = 26  # newest of ONNX Runtime
-RANDOM = RANDOM_OPERATORS | {"BiasDropout", "Dropout"}  # operators whose results are not compared
+# Operators whose results are not compared.
+RANDOM = {name for name in OPERATORS.names() if OPERATORS.get(name).random} | {"BiasDropout"}
 _MAX_BYTES = 1 << 20  # of a sample's operands; larger ones cost time and show nothing more
 _MAX_CARRIED = 6  # samples that a version takes over from another
 # What the standard defines and Subgraph does not run: it needs gradients of other operators.

@@ -70,11 +70,8 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 columns = min(width, count - p)
                 vectors = (columns + lanes - 1) // lanes
                 t.tail = columns - (vectors - 1) * lanes
-                # Sums start from 0, so that a tile does not read `start_vector`: here it holds the
-                # number of vectors for `_channel_runner`, which changes other fields for each tile.
-                t.start_vector = vectors
                 at = p * item
-                channels(a, t, b + at, w, y + at, bias, res + at if res != 0 else 0)
+                channels(a, t, vectors, b + at, w, y + at, bias, res + at if res != 0 else 0)
 
     return kernel
 
@@ -191,15 +188,15 @@ def _channel_runner(dtype: str, lanes: int, mr: int) -> Any:
 
     @register_jitable
     def channels(
-        a: GenericArguments, t: TileBlock, b: int, w: int, c: int, bias: int, res: int
+        a: GenericArguments, t: TileBlock, vectors: int, b: int, w: int, c: int, bias: int, res: int
     ) -> None:
-        """Compute a block of columns (pixels) for all output channels of a group.
+        """Compute a block of ``vectors`` vectors of pixels for all output channels of a group.
 
-        Addresses: ``b`` the matrix of windows, ``w`` the group's weights, ``c`` the outputs,
-        ``bias`` and ``res`` the bias and the residual (0: none).
+        The last vector has ``t.tail`` pixels. Addresses: ``b`` the matrix of windows, ``w`` the
+        group's weights, ``c`` the outputs, ``bias`` and ``res`` bias and residual (0: none).
         """
         outputs, activate = a.outputs, a.activation
-        tail, vectors = t.tail, t.start_vector
+        tail = t.tail
         # Only the last block of columns can end with a partial vector.
         tile = a.tile if tail == lanes else a.masked_tile
         i = 0

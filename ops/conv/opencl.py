@@ -29,7 +29,7 @@ from subgraph.ops.matmul.opencl import (
 )
 from subgraph.ops.matmul.products import Matrix
 from subgraph.ops.movement.geometry import Geometry, conv_geometry
-from subgraph.ops.movement.window_opencl import LINE_PIXELS, window_sizes
+from subgraph.ops.movement.window_opencl import LINE_PIXELS, require_positions, window_sizes
 from subgraph.ops.shared.opencl_code import activation, line, number, register, require
 
 from .transpose_cpu import transposed_geometry
@@ -169,6 +169,7 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
     x, y = widened(low, low.input(0), out, dtype)
     w, bias = cast_to(low, low.input(1), dtype), cast_optional(low, 2, dtype)
     g = transposed_geometry(node, x, w, out)
+    require_positions((g.target[k], g.pads[k], g.reach(k, 1)) for k in range(3))
     (name, text), p, q = activation(node)
     source = _program(y.dtype, **{name: text}, BIAS=int(bias is not None), RESIDUAL=0)
     words: Arguments = [y.size, x, w, y, bias or y, number(y.dtype, p), number(y.dtype, q)]

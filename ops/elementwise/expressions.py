@@ -477,14 +477,14 @@ def expand_graph(e: Expression, graph: Graph, inputs: Sequence[Term]) -> list[Te
     """
     terms: dict[Value, Term] = dict(zip(graph.inputs, inputs, strict=True))
     for node in graph.nodes:
-        args = [_term(e, terms, value) for value in node.inputs if value is not None]
+        args = [_term(terms, value) for value in node.inputs if value is not None]
         if node.op_type == "Constant":
             raise Unsupported("a Constant inside a fused chain; make it an input")
         terms[node.outputs[0]] = expand(e, node, args)
-    return [_term(e, terms, value) for value in graph.outputs]
+    return [_term(terms, value) for value in graph.outputs]
 
 
-def _term(e: Expression, terms: dict[Value, Term], value: Value) -> Term:
+def _term(terms: dict[Value, Term], value: Value) -> Term:
     found = terms.get(value)
     if found is None:
         raise Unsupported(f"value {value.name!r} does not come from inside the fused chain")

@@ -498,6 +498,19 @@ def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [x, TensorType(x.dtype if is_before(node, 10) else "bool", x.shape)]
 
 
+def may_train(node: Node) -> bool:
+    """Return whether a Dropout is in training mode, or ``training_mode`` is not a constant."""
+    if node.version and node.version < 7:
+        return not node.attrs.get("is_test", 0)
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return False
+    mode = node.inputs[2].producer
+    # A value that is not known before the run may be true.
+    if mode is None or mode.op_type != "Constant" or "value" not in mode.attrs:
+        return True
+    return bool(np.asarray(mode.attrs["value"]).any())
+
+
 # The operators of this family, each in all its versions.
 declare("CenterCropPad", requires=operands.center_crop_pad_operands, by_body=True)
 declare("Concat", requires=operands.concat_operands, infer=concat, compute=reference.concat)
@@ -531,4 +544,10 @@ declare(
     compute=reference.unsqueeze,
 )
 declare("BitCast", requires=operands.bit_cast_operands)
-declare("Dropout", requires=operands.dropout_operands, infer=dropout, compute=reference.dropout)
+declare(
+    "Dropout",
+    requires=operands.dropout_operands,
+    infer=dropout,
+    compute=reference.dropout,
+    random=may_train,
+)

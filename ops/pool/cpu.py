@@ -243,14 +243,13 @@ def emit_global_pool(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
         low: Collects the plan's steps.
         x: Images, ``[N, C, *spatial]``, in either layout.
         y: Result of one pixel for each image, in the layout of x.
-        kind: ``"max"``, ``"average"``, ``"l1"``, ``"l2"``, or in the blocked layout ``"maximum"``
-            or ``"minimum"``, which propagate NaN.
+        kind: ``"max"``, ``"min"``, ``"average"``, ``"l1"`` or ``"l2"``.
     """
     of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
-    lanes, images, blocks = _split(x, of)
+    blocks = x.blocks if x.layout == "blocked" else x.shape[1]
     pixels = math.prod(x.shape[2:])
     plain = x.layout == "plain"
-    item = lanes * of.item
+    item = of.item if plain else of.lanes * of.item
     kernel = Kernel(
         "subgraph.ops.pool.kernels",
         "global_pool",
@@ -259,7 +258,7 @@ def emit_global_pool(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
         kind=kind,
         plain=plain,
     )
-    units = images * blocks
+    units = x.shape[0] * blocks
     low.emit(
         kernel,
         GlobalPoolArguments(
@@ -275,13 +274,6 @@ def emit_global_pool(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
         flops=x.size,
         bytes=x.nbytes + units * item,
     )
-
-
-def _split(x: Operand, of: Tiles) -> tuple[int, int, int]:
-    """Return lanes, images and blocks of x; in the plain layout each channel is a block."""
-    if x.layout == "blocked":
-        return of.lanes, x.shape[0], x.blocks
-    return 1, x.shape[0], x.shape[1]
 
 
 def pool_kind(node: Node) -> str:

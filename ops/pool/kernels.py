@@ -8,30 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import load_as, st, store_as, vec
+from subgraph.engine.codegen.simd import load_as, store_as, vec
 
 from .arguments import GlobalPoolArguments, PoolWindowArguments
 
-# Initial values of totals: of "max" by dtype, and of the kinds that propagate NaN.
-LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
-_STARTS = {"maximum": -np.inf, "minimum": np.inf}
+# Initial values of totals and values of the padding, by kind of pooling; 0 of all others.
+_STARTS = {"max": float("-inf"), "min": float("inf")}
 # The taps of a window along an axis: the first inside the image, their end, bytes between them.
 Taps = tuple[int, int, int]
 
 
 def combiner(kind: str, v: Any) -> Any:
     """Return the function ``(total, x) -> total`` that adds a vector to a kind of pooling."""
-    largest, absolute = v.max, v.abs
+    maximum, minimum, absolute = v.maximum, v.minimum, v.abs
 
+    # The new operand comes first: its test for NaN then does not wait for the total.
     @register_jitable
     def take_max(total: Any, x: Any) -> Any:
-        # `max` returns its second operand if either is NaN: pixels that are NaN are passed over.
-        return largest(x, total)
+        return maximum(x, total)
+
+    @register_jitable
+    def take_min(total: Any, x: Any) -> Any:
+        return minimum(x, total)
 
     @register_jitable
     def take_sum(total: Any, x: Any) -> Any:
@@ -47,12 +49,24 @@ def combiner(kind: str, v: Any) -> Any:
 
     return {
         "max": take_max,
+        "min": take_min,
         "average": take_sum,
         "l1": take_abs,
         "l2": take_square,
-        "maximum": v.maximum,
-        "minimum": v.minimum,
     }[kind]
+
+
+def start_of(kind: str) -> float:
+    """Return the total of no pixels, which is also the value of the padding."""
+    return _STARTS.get(kind, 0.0)
+
+
+def merger(kind: str, v: Any) -> Any:
+    """Return the function that joins two totals of a kind of pooling.
+
+    Totals hold absolute values or squares already: they are added as they are.
+    """
+    return combiner(kind if kind in _STARTS else "average", v)
 
 
 def window_taps() -> tuple[Any, Any]:
@@ -157,8 +171,8 @@ def _window_poolers(kind: str, v: Any, storage: str) -> tuple[Any, Any]:
     if storage:
         load = load_as(storage, v.dtype, v.lanes)
         store = store_as(v.dtype, storage, v.lanes)
-    combine, finish = combiner(kind, v), _finisher(kind, v)
-    start = LOWEST[v.dtype] if kind == "max" else 0.0
+    combine, merge, finish = combiner(kind, v), merger(kind, v), _finisher(kind, v)
+    start = start_of(kind)
 
     @register_jitable
     def four(
@@ -181,14 +195,18 @@ def _window_poolers(kind: str, v: Any, storage: str) -> tuple[Any, Any]:
 
     @register_jitable
     def one(y: int, at: int, depth: Taps, height: Taps, width: Taps, count: int) -> None:
-        total = splat(start)
+        # Two independent totals, which take turns, hide the latency.
+        p, q = splat(start), splat(start)
         for i in range(depth[0], depth[1]):
             for j in range(height[0], height[1]):
                 tap = at + i * depth[2] + j * height[2] + width[0] * width[2]
-                for _ in range(width[0], width[1]):
-                    total = combine(total, load(tap))
-                    tap += width[2]
-        store(y, finish(total, count))
+                for _ in range(width[0], width[1] - 1, 2):
+                    p = combine(p, load(tap))
+                    q = combine(q, load(tap + width[2]))
+                    tap += 2 * width[2]
+                if max(width[1] - width[0], 0) % 2 > 0:
+                    p = combine(p, load(tap))
+        store(y, finish(merge(p, q), count))
 
     return four, one
 
@@ -196,14 +214,13 @@ def _window_poolers(kind: str, v: Any, storage: str) -> tuple[Any, Any]:
 def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:
     """Return the kernel of `GlobalPoolArguments`, which pools whole images.
 
-    A blocked image has four interleaved partial sums, a plain one ``lanes``; the order of additions
-    depends on sizes only. The kinds ``"maximum"`` and ``"minimum"``, which propagate NaN, need the
-    blocked layout.
+    A blocked image has four interleaved partial sums, a plain one four vectors of them; the order
+    of additions depends on sizes only.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector; when not plain, channels of a block.
-        kind: ``"max"``, ``"average"``, ``"l1"``, ``"l2"``, ``"maximum"`` or ``"minimum"``.
+        kind: ``"max"``, ``"min"``, ``"average"``, ``"l1"`` or ``"l2"``.
         plain: x is in the plain layout, else in the blocked one.
     """
     arguments = view_of(GlobalPoolArguments)
@@ -242,33 +259,39 @@ def _finisher(kind: str, v: Any) -> Any:
     return finish
 
 
-def _blocked_pooler(dtype: str, lanes: int, kind: str) -> Any:
-    """Return ``f(x, y, count)``, which pools ``count`` pixels of a block of channels."""
-    v = vec(dtype, lanes)
-    load, store, splat = v.load, v.store, v.splat
-    pixel = lanes * v.itemsize
-    start = LOWEST[dtype] if kind == "max" else _STARTS.get(kind, 0.0)
-    combine, finish = combiner(kind, v), _finisher(kind, v)
-    # Partial sums hold absolute values or squares already: they are added as they are.
-    merge = combiner(kind if kind == "max" or kind in _STARTS else "average", v)
+def _vector_reducer(kind: str, v: Any) -> Any:
+    """Return ``f(x, count)``, which combines ``count`` contiguous vectors into a total."""
+    load, splat, nbytes = v.load, v.splat, v.lanes * v.itemsize
+    start, combine, merge = start_of(kind), combiner(kind, v), merger(kind, v)
 
     @register_jitable
-    def blocked(x: int, y: int, count: int) -> None:
-        # Four independent totals hide the latency; their order depends on the number of pixels
-        # only.
+    def reduce(x: int, count: int) -> Any:
+        # Four independent totals hide the latency; their order depends on the count only.
         a, b, c, d = splat(start), splat(start), splat(start), splat(start)
         i = 0
         while i + 4 <= count:
-            at = x + i * pixel
+            at = x + i * nbytes
             a = combine(a, load(at))
-            b = combine(b, load(at + pixel))
-            c = combine(c, load(at + 2 * pixel))
-            d = combine(d, load(at + 3 * pixel))
+            b = combine(b, load(at + nbytes))
+            c = combine(c, load(at + 2 * nbytes))
+            d = combine(d, load(at + 3 * nbytes))
             i += 4
         while i < count:
-            a = combine(a, load(x + i * pixel))
+            a = combine(a, load(x + i * nbytes))
             i += 1
-        store(y, finish(merge(merge(a, b), merge(c, d)), count))
+        return a if count < 4 else merge(merge(a, b), merge(c, d))
+
+    return reduce
+
+
+def _blocked_pooler(dtype: str, lanes: int, kind: str) -> Any:
+    """Return ``f(x, y, count)``, which pools ``count`` pixels of a block of channels."""
+    v = vec(dtype, lanes)
+    store, reduce, finish = v.store, _vector_reducer(kind, v), _finisher(kind, v)
+
+    @register_jitable
+    def blocked(x: int, y: int, count: int) -> None:
+        store(y, finish(reduce(x, count), count))
 
     return blocked
 
@@ -276,28 +299,16 @@ def _blocked_pooler(dtype: str, lanes: int, kind: str) -> Any:
 def _channel_pooler(dtype: str, lanes: int, kind: str) -> Any:
     """Return ``f(x, y, count)``, which pools ``count`` contiguous pixels of one channel."""
     v, one = vec(dtype, lanes), vec(dtype, 1)
-    load, splat, get, item = v.load, v.splat, v.get, v.itemsize
-    total_of = v.hmax if kind == "max" else v.sum
-    store1 = st(dtype)
-    load_one, splat_one, get_one = one.load, one.splat, one.get
-    start, largest = LOWEST[dtype] if kind == "max" else _STARTS.get(kind, 0.0), kind == "max"
-    combine, combine_one, finish = combiner(kind, v), combiner(kind, one), _finisher(kind, v)
-    pixel = lanes * item
+    load, splat, store, pixel, item = one.load, one.splat, one.store, lanes * v.itemsize, v.itemsize
+    across = {"max": v.hmax, "min": v.hmin}.get(kind, v.sum)
+    reduce, start, combine = _vector_reducer(kind, v), start_of(kind), combiner(kind, one)
+    merge, finish = merger(kind, one), _finisher(kind, one)
 
     @register_jitable
     def channel(x: int, y: int, count: int) -> None:
-        total = splat(start)
-        vectors = count // lanes
-        for i in range(vectors):
-            total = combine(total, load(x + i * pixel))
-        rest = splat_one(start)
-        for i in range(vectors * lanes, count):
-            rest = combine_one(rest, load_one(x + i * item))
-        value, other = total_of(total), get_one(rest, 0)
-        if largest:
-            value = value if value > other else other
-        else:
-            value += other
-        store1(y, get(finish(splat(value), count), 0))
+        vectors, rest = count // lanes, splat(start)
+        for at in range(x + vectors * pixel, x + count * item, item):
+            rest = combine(rest, load(at))
+        store(y, finish(merge(splat(across(reduce(x, vectors))), rest), count))
 
     return channel

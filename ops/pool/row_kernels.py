@@ -12,7 +12,7 @@ from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import shuffle, st, vec
 
 from .arguments import PoolRowsArguments
-from .kernels import LOWEST, combiner, window_taps
+from .kernels import combiner, merger, start_of, window_taps
 
 
 def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Callable[..., None]:
@@ -184,7 +184,7 @@ def _line_reducer(dtype: str, lanes: int, kind: str) -> Any:
 def _filler(dtype: str, kind: str) -> Any:
     """Return ``f(address, count)``, which fills elements of a line with the padding's value."""
     put, item = st(dtype), item_bytes(dtype)
-    start = LOWEST[dtype] if kind == "max" else 0.0
+    start = start_of(kind)
 
     @register_jitable
     def fill(to: int, count: int) -> None:
@@ -199,8 +199,12 @@ def _row_reducer(dtype: str, lanes: int, kind: str) -> Any:
     v = vec(dtype, lanes)
     load, store, load_m, splat = v.load, v.store, v.load_m, v.splat
     mask_n, select, combine = v.mask_n, v.select, combiner(kind, v)
-    start = LOWEST[dtype] if kind == "max" else 0.0
+    start, largest = start_of(kind), kind == "max"
     wide = lanes * item_bytes(dtype)
+
+    @register_jitable
+    def first(x: Any) -> Any:
+        return x if largest else combine(splat(start), x)
 
     @register_jitable
     def reduce_rows(
@@ -212,15 +216,13 @@ def _row_reducer(dtype: str, lanes: int, kind: str) -> Any:
         the padding's value.
         """
         whole = columns // lanes * wide
-        # Each line starts from the padding's value rather than from its first row: `max` then
-        # passes over NaN in that row, too, and lines hold none.
         if planes == 1 and rows == 3:
             for j in range(0, whole, wide):
-                total = combine(combine(splat(start), load(x + j)), load(x + row + j))
+                total = combine(first(load(x + j)), load(x + row + j))
                 store(to + j, combine(total, load(x + 2 * row + j)))
         elif planes == 1 and rows == 2:
             for j in range(0, whole, wide):
-                store(to + j, combine(combine(splat(start), load(x + j)), load(x + row + j)))
+                store(to + j, combine(first(load(x + j)), load(x + row + j)))
         else:
             for j in range(0, whole, wide):
                 total = splat(start)
@@ -248,7 +250,7 @@ def _single_reducer(dtype: str, kind: str) -> Any:
     """Return the function that reduces the columns of windows one element at a time."""
     one = vec(dtype, 1)
     load_one, store_one, item = one.load, one.store, item_bytes(dtype)
-    merge_one = combiner("max" if kind == "max" else "average", one)
+    merge_one = merger(kind, one)
 
     @register_jitable
     def one_by_one(line: int, taps: int, near: int, step: int, n: int, y: int) -> None:
@@ -258,7 +260,7 @@ def _single_reducer(dtype: str, kind: str) -> Any:
             total = load_one(at)
             for _ in range(1, taps):
                 at += near
-                total = merge_one(load_one(at), total)
+                total = merge_one(total, load_one(at))
             store_one(y + o * item, total)
 
     return one_by_one
@@ -273,8 +275,8 @@ def _window_reducer(dtype: str, lanes: int, kind: str, stride: int, across: int)
     )
     one_by_one = _single_reducer(dtype, kind)
     evens = shuffle(dtype, lanes, range(0, 2 * lanes, 2))
-    item, merge = item_bytes(dtype), combiner("max" if kind == "max" else "average", v)
-    start = LOWEST[dtype] if kind == "max" else 0.0
+    item, merge = item_bytes(dtype), merger(kind, v)
+    start = start_of(kind)
     average, root, wide = kind == "average", kind == "l2", lanes * item
 
     @register_jitable
@@ -304,7 +306,7 @@ def _window_reducer(dtype: str, lanes: int, kind: str, stride: int, across: int)
                     # scratch has room for another vector of windows, and no result keeps those
                     # lanes.
                     value = load(at) if stride == 1 else evens(load(at), load(at + wide))
-                    total = merge(value, total)
+                    total = merge(total, value)
                     at += near
             if average:
                 total = total * load(scales + j * item)

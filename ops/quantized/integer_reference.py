@@ -28,7 +28,7 @@ def _exact_product(a: Array, b: Array, za: Array | None, zb: Array | None) -> Ar
     if za is not None:
         left -= _by_row(za, a).astype(np.int32)
     if zb is not None:
-        right -= _by_column(zb, b).astype(np.int32)
+        right -= _by_column(zb).astype(np.int32)
     product: Array = np.matmul(left, right)
     return product
 
@@ -40,8 +40,8 @@ def _by_row(numbers: Array, left: Array) -> Array:
     return numbers[:, None] if numbers.ndim == 1 and left.ndim > 1 else numbers
 
 
-def _by_column(numbers: Array, right: Array) -> Array:
-    """Return numbers of the columns of a right side, shaped to broadcast to it."""
+def _by_column(numbers: Array) -> Array:
+    """Return numbers of the columns of a right side, shaped to broadcast to one."""
     return numbers.reshape(()) if numbers.size == 1 else numbers
 
 
@@ -51,7 +51,7 @@ def qlinear_matmul(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     # A vector is a matrix of one row, or of one column; the result lacks that dimension.
     left, right = np.atleast_2d(a), b if b.ndim > 1 else b[:, None]
     sums = _exact_product(left, right, za, zb)
-    scale = _by_row(a_scale, left) * _by_column(b_scale, right) / _by_row(y_scale, left)
+    scale = _by_row(a_scale, left) * _by_column(b_scale) / _by_row(y_scale, left)
     result: Array = np.rint(sums * scale) + _by_row(zy, left)
     limits = np.iinfo(zy.dtype)
     shape = (*sums.shape[:-2], *sums.shape[-2:-1][: a.ndim > 1], *sums.shape[-1:][: b.ndim > 1])

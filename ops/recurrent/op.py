@@ -79,7 +79,7 @@ def recurrent_operands(
     require_shape("R", r, (directions, rows, hidden), why)
     require_shape("B", b, (directions, 2 * rows), why)
     require_dtype("B", b, x.dtype)
-    require_states(node, (directions, batch, hidden), (h, c, p), x.dtype, swapped=bool(layout))
+    require_states((directions, batch, hidden), (h, c, p), x.dtype, swapped=bool(layout))
     require_lengths(lengths, steps, batch)
 
 
@@ -109,7 +109,6 @@ def require_directions(node: Node) -> int:
 
 
 def require_states(
-    node: Node,
     state: tuple[int, int, int],
     optional: tuple[Tensor | None, Tensor | None, Tensor | None],
     dtype: str,
@@ -119,7 +118,6 @@ def require_states(
     """Require initial states of a shape, and peepholes.
 
     Args:
-        node: The node.
         state: Directions, batch, hidden size.
         optional: Initial hidden and cell states, and peepholes; None for an omitted one.
         dtype: The dtype that all of them must have.
@@ -499,7 +497,7 @@ def quantized_lstm_operands(
         require_dtype(name, options, dtype)
         shape = (directions, 4 * hidden)[: options.rank]
         require_shape(name, options, shape, "one for each direction, or for each of its columns")
-    require_states(node, (directions, batch, hidden), (h, c, p), "float32")
+    require_states((directions, batch, hidden), (h, c, p), "float32")
     require_lengths(lengths, steps, batch)
 
 

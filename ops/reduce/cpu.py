@@ -47,7 +47,7 @@ _OPS = {
 }
 _REAL = frozenset({"mean", "l2", "logsum", "sumexp"})  # integers are reduced as float64
 _EMPTY = {"mean": math.nan, "logsum": -math.inf, "sumexp": -math.inf}  # of no elements; else 0
-_POOLED = {"mean": "average", "max": "maximum", "min": "minimum"}  # kinds of pooling of images
+_POOLED = {"mean": "average", "max": "max", "min": "min"}  # kinds of pooling of images
 _MIN_ELEMENTS_PER_THREAD = 8192  # estimate: more work than starting a thread
 
 

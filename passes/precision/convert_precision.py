@@ -71,7 +71,7 @@ class ConvertPrecision:
             if value.parameter is None and value not in own_dtype:
                 value.type = self._converted(value.type)  # an input or capture of a body
             elif isinstance(value.type, TensorType):
-                replacements[value] = self._cast(value, self.target, version)
+                replacements[value] = cast_value(value, self.target, version)
         for node in level.nodes:
             if node.subgraph is None:
                 self._convert_node(node)
@@ -126,18 +126,12 @@ class ConvertPrecision:
                 value = Node("Identity", [value], version=1).outputs[0]
                 value.type = type_
             elif value is not None and formal.type != value.type == self._converted(formal.type):
-                value = self._cast(value, self.source, version)
+                value = cast_value(value, self.source, version)
             inputs.append(value)
         for value in node.outputs:
             if self._converted(value.type) != value.type and isinstance(value.type, TensorType):
-                replacements[value] = self._cast(value, self.target, version)
+                replacements[value] = cast_value(value, self.target, version)
         node.inputs = tuple(inputs)
-
-    def _cast(self, value: Value, dtype: str, version: int) -> Value:
-        node = Node("Cast", [value], version=version, attrs={"to": ONNX_DTYPE[dtype]})
-        shape = value.type.shape if isinstance(value.type, TensorType) else None
-        node.outputs[0].type = TensorType(dtype, shape)
-        return node.outputs[0]
 
     def _converted(self, type_: ValueType | None) -> ValueType | None:
         if isinstance(type_, TensorType) and type_.dtype == self.source:
@@ -152,7 +146,7 @@ class ConvertPrecision:
         outputs: list[Value] = []
         for value, type_ in zip(graph.outputs, wanted, strict=True):
             if value.type != type_ and isinstance(type_, TensorType):
-                back = self._cast(value, self.source, graph.opsets.get("", 13))
+                back = cast_value(value, self.source, graph.opsets.get("", 13))
                 back.name, value.name = value.name, ""
                 value = back
             outputs.append(value)
@@ -173,3 +167,17 @@ def _own_weight(outer: Value | None, formal: Value) -> Value | None:
     if outer is None or formal.parameter is None:
         return outer
     return Value(outer.name, outer.type, parameter=outer.parameter)
+
+
+def cast_value(value: Value, dtype: str, version: int) -> Value:
+    """Return the result of a new Cast of a value.
+
+    Args:
+        value: The value.
+        dtype: The dtype of the result.
+        version: Version of the operator.
+    """
+    node = Node("Cast", [value], version=version, attrs={"to": ONNX_DTYPE[dtype]})
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    node.outputs[0].type = TensorType(dtype, shape)
+    return node.outputs[0]

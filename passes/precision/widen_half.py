@@ -11,10 +11,12 @@ import attrs
 from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import LOWERINGS, LoweringRule
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import ONNX_DTYPE, TensorType
+from subgraph.graph.types import TensorType
 from subgraph.operators.operator import operator_key
 from subgraph.system.registry import Registry
 from subgraph.transform.pass_manager import apply_pass, register_pass
+
+from .convert_precision import cast_value
 
 _CAST_VERSION = 13  # of the standard's operators: the first Cast that knows bfloat16
 
@@ -44,7 +46,7 @@ class WidenHalf:
                 if dtype:
                     assert isinstance(value.type, TensorType)
                     value.type = TensorType("float32", value.type.shape)
-                    replacements[value] = _cast(value, dtype)
+                    replacements[value] = cast_value(value, dtype, _CAST_VERSION)
         # Between two widened nodes both Casts stay: the first result must be rounded.
         graph.rewire(replacements)
         return graph
@@ -87,12 +89,5 @@ def _widened(
     if not _half(half):
         return value
     if half not in widened:
-        widened[half] = _cast(half, "float32")
+        widened[half] = cast_value(half, "float32", _CAST_VERSION)
     return widened[half]
-
-
-def _cast(value: Value, dtype: str) -> Value:
-    node = Node("Cast", [value], version=_CAST_VERSION, attrs={"to": ONNX_DTYPE[dtype]})
-    assert isinstance(value.type, TensorType)
-    node.outputs[0].type = TensorType(dtype, value.type.shape)
-    return node.outputs[0]

@@ -19,15 +19,10 @@ from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.inference import infer_types
-from subgraph.operators.operator import is_random
+from subgraph.operators.operator import EXPANDING_OPERATORS, is_random
 from subgraph.operators.shape_values import propagate, to_array
 from subgraph.partition.constants import constant_array
 from subgraph.transform.pass_manager import register_pass
-
-# Results can be far larger than inputs, so these are not folded unless the size is known before.
-_GROWING = frozenset(
-    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
-)
 
 
 @register_pass("ConstantFolding")
@@ -133,7 +128,7 @@ class ConstantFolding:
             if isinstance(type_, TensorType) and size_in_bytes(type_) > self.size_limit:
                 return False
             static = isinstance(type_, TensorType) and type_.is_static
-            if node.op_type in _GROWING and not static:
+            if node.op_type in EXPANDING_OPERATORS and not static:
                 return False
         return True
 

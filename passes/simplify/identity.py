@@ -10,8 +10,8 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 from subgraph.operators.inference import infer_types
-from subgraph.operators.operator import may_train
 from subgraph.operators.shape_values import follows_from_shapes
+from subgraph.ops.movement.op import may_train
 from subgraph.transform.pass_manager import register_pass
 
 

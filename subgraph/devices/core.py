@@ -45,7 +45,12 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
-from subgraph.operators.operator import Operator, register_operator, unregister_operator
+from subgraph.operators.operator import (
+    Operator,
+    find_operator,
+    register_operator,
+    unregister_operator,
+)
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.settings import current_name
 from subgraph.system.forking import free_in_child
@@ -107,7 +112,8 @@ class Core:
             device: The device, or its class, which is called without arguments at first use.
 
         Raises:
-            DeviceError: the name is taken or not allowed, or ``device`` is no Device.
+            DeviceError: the name is taken or not allowed, ``device`` is no Device, or an object
+                that another Core has started, or this one under another name.
         """
         untyped: Any = name
         if not isinstance(untyped, str) or not name or any(c in name for c in ".:, "):
@@ -117,11 +123,31 @@ class Core:
             raise DeviceError(f"device {name!r}: {device!r} is no sg.Device, nor a class of them")
         with self._lock:
             self._find_installed()
+            if not isinstance(device, type) and self._has_started(name, device):
+                return
             self._claim(name, lambda: device_from(device), defined_at(kind))
             # A device that replaces another one starts at its first use, even if the other could
             # not start.
             self._devices.pop(name, None)
             self._failed.pop(name, None)
+
+    def _has_started(self, name: str, device: Device) -> bool:
+        """Return whether this Core has started a device, under this name.
+
+        Raises:
+            DeviceError: another Core has started it, or this one under another name. A device has
+                the options, the name and the fallback devices of one Core.
+        """
+        core = device.core
+        if not isinstance(core, Core) or core._devices.get(device.name) is not device:
+            return False
+        if core is self and device.name == name:
+            return True
+        where = "this Core" if core is self else "another Core"
+        raise DeviceError(
+            f"device {name!r}: this object is the device {device.name!r} of {where}; register its "
+            "class, or an object for each"
+        )
 
     def unregister_device(self, name: str) -> None:
         """Remove the device ``name``; nothing happens if no device has that name."""
@@ -135,7 +161,8 @@ class Core:
     def add_extension(self, extension: Operator) -> None:
         """Register a custom operator: schema, shape rule, reference, and kernels of devices.
 
-        The registration is atomic: if a started device refuses its kernel, nothing is registered.
+        The registration is atomic: if a started device refuses its kernel, nothing is registered;
+        what another Core has registered before stays.
         A device that starts later and refuses its kernel runs without the kernel.
 
         Raises:
@@ -149,7 +176,7 @@ class Core:
             for name in extension.kernels:
                 if name not in self._makers:
                     raise unknown_device(name, self._makers)
-            known = extension in self._extensions
+            known = find_operator(extension.key) is extension  # by any Core
             register_operator(extension)
             extended: list[Device] = []
             name = ""
@@ -171,7 +198,7 @@ class Core:
                     f"device {name} cannot take a kernel of {extension.key!r}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            if not known:
+            if extension not in self._extensions:
                 self._extensions.append(extension)
 
     @property
@@ -254,6 +281,7 @@ class Core:
             raise unknown_device(name, [*self._makers, *device_modules(BACKENDS)])
         try:
             device = device_of_module(module) if maker is None else maker[0]()
+            self._has_started(name, device)  # raises if the object is a device elsewhere
             device.name = name
             device.core = self
             device.start()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
@@ -65,6 +64,8 @@ class Operator:
             `subgraph.operators.functions.function`.
         by_body: Whether devices without a kernel run the function body that the standard gives for
             the operator: the pass "ExpandFunctions" replaces its nodes.
+        random: Whether results may differ for equal inputs, so that nodes are neither merged nor
+            computed ahead of a run; or a function that says it of a node.
         rule: ``requires`` with the numbers of operands in its signature; computed.
     """
 
@@ -75,6 +76,7 @@ class Operator:
     requires: Callable[..., None] | None = None
     body: Callable[..., Any] | None = None
     by_body: bool = False
+    random: bool | Callable[[Node], bool] = False
     rule: Rule | None = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -89,15 +91,12 @@ class Operator:
         return operator_key(self.schema.op_type, self.schema.domain)
 
 
-OPERATORS: Registry[Operator] = Registry("operator", UnsupportedOpError, FAMILIES)
-
-# Operators of ONNX whose nodes draw random numbers: passes neither merge nor fold them.
-RANDOM_OPERATORS = frozenset(
-    {
-        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"),
-        *("RandomUniform", "RandomUniformLike"),
-    }
+# Operators whose results can be far larger than their inputs: a shape among these states the size.
+EXPANDING_OPERATORS = frozenset(
+    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
+
+OPERATORS: Registry[Operator] = Registry("operator", UnsupportedOpError, FAMILIES)
 
 
 def operator_key(op_type: str, domain: str = "") -> str:
@@ -117,6 +116,7 @@ def declare(
     infer: ShapeRule | None = None,
     compute: Reference | None = None,
     by_body: bool = False,
+    random: bool | Callable[[Node], bool] = False,
 ) -> None:
     """Declare operators of the standard, or operators that only passes write, in all versions.
 
@@ -128,12 +128,13 @@ def declare(
         compute: Reference, as in `Operator`; replaces ``onnx.reference`` where that lacks the
             operator or is wrong.
         by_body: Whether passes replace nodes by the standard's function body, as in `Operator`.
+        random: Whether results may differ for equal inputs, as in `Operator`.
     """
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # the declaring file
     owner = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     for op_type in op_types:
         name = OperatorName(op_type, domain)
-        operator = Operator(name, compute, infer, requires=requires, by_body=by_body)
+        operator = Operator(name, compute, infer, requires=requires, by_body=by_body, random=random)
         OPERATORS.register(operator.key, operator, owner)
 
 
@@ -156,18 +157,7 @@ def unregister_operator(operator: Operator) -> None:
 
 
 def is_random(node: Node) -> bool:
-    """Return whether results may differ for equal inputs: random operators, Dropout in training."""
-    return node.op_type in RANDOM_OPERATORS or (node.op_type == "Dropout" and may_train(node))
-
-
-def may_train(node: Node) -> bool:
-    """Return whether a Dropout is in training mode, or ``training_mode`` is not a constant."""
-    if node.version and node.version < 7:
-        return not node.attrs.get("is_test", 0)
-    if len(node.inputs) < 3 or node.inputs[2] is None:
-        return False
-    mode = node.inputs[2].producer
-    # A value that is not known before the run may be true.
-    if mode is None or mode.op_type != "Constant" or "value" not in mode.attrs:
-        return True
-    return bool(np.asarray(mode.attrs["value"]).any())
+    """Return whether results may differ for equal inputs, as the operator's declaration says."""
+    operator = find_operator(operator_key(node.op_type, node.domain))
+    random = operator is not None and operator.random
+    return random(node) if callable(random) else random

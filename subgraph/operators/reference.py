@@ -28,7 +28,7 @@ from subgraph.operators.inference import (
     part_metadata,
     set_output_types,
 )
-from subgraph.operators.operator import find_operator, operator_key
+from subgraph.operators.operator import EXPANDING_OPERATORS, find_operator, operator_key
 from subgraph.operators.schema import find_schema, newest_opset
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -81,16 +81,13 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return found + [None] * (len(node.outputs) - len(found))
 
 
-# Operators whose result may be much larger than all their inputs together.
-_GROWING = frozenset(
-    {
-        *("AffineGrid", "AveragePool", "BlackmanWindow", "CenterCropPad", "Col2Im", "Conv"),
-        *("ConstantOfShape", "ConvInteger", "ConvTranspose", "DFT", "Expand", "EyeLike"),
-        *("HammingWindow", "HannWindow", "LpPool", "MaxPool", "MaxUnpool", "MelWeightMatrix"),
-        *("Multinomial", "OneHot", "Pad", "QLinearConv", "RandomNormal", "RandomUniform", "Range"),
-        *("Resize", "STFT", "Tile", "Upsample"),
-    }
-)
+# Operators whose result may be larger than all their inputs together, by attributes too.
+_GROWING = EXPANDING_OPERATORS | {
+    *("AffineGrid", "AveragePool", "BlackmanWindow", "CenterCropPad", "Col2Im", "Conv"),
+    *("ConvInteger", "ConvTranspose", "DFT", "HammingWindow", "HannWindow", "LpPool", "MaxPool"),
+    *("MaxUnpool", "MelWeightMatrix", "Multinomial", "QLinearConv", "RandomNormal"),
+    *("RandomUniform", "STFT"),
+}
 # Product of the inputs' numbers of elements up to which results of other operators are not checked.
 # An estimate: such a result has at most so many elements, which are 1 GiB in float64.
 _UNCHECKED_PRODUCT = 1 << 27

@@ -205,7 +205,7 @@ def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation
         number = run.number(target.name)
         if number is None:
             continue
-        reasons = list(_reasons(run, number, graph, target))
+        reasons = list(_reasons(run, number, target))
         # The last round of a property in which a region reached the node decides.
         met = number in run.given_up or number in run.filtered or run.region[number] >= 0
         if met or not by_property.get(run.property):
@@ -220,7 +220,7 @@ def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation
     return Explanation(target.name, target.op_type, None, None, tuple(lines))
 
 
-def _reasons(run: Run, number: int, graph: Graph, target: Node) -> Iterator[str]:
+def _reasons(run: Run, number: int, target: Node) -> Iterator[str]:
     if run.forced.get(target.name) == "excluded":
         yield "the option exclude names it"
         return

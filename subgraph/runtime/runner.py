@@ -158,17 +158,30 @@ class Runner:
 
 
 def with_memory_budget(runner: Runner, options: DeviceOptions) -> Runner:
-    """Return a runner whose runs have the memory budget of a model's options, if they set one."""
+    """Return a runner whose runs, and each of their stages, have the memory budget of the options.
+
+    Args:
+        runner: The runner; without a budget it is returned as it is.
+        options: Options of the model, with `MEMORY_LIMIT`.
+    """
     memory = parse_bytes(options.MEMORY_LIMIT, "MEMORY_LIMIT")
     if not memory:
         return runner
-    run = runner.run
 
-    def run_limited(inputs: Sequence[Any]) -> Sequence[Any]:
-        with limited(memory):
-            return run(inputs)
+    def budgeted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(argument: Any) -> Any:
+            with limited(memory):
+                return function(argument)
 
-    vars(runner)["run"] = run_limited  # for this runner only
+        return run
+
+    stages = runner.stages
+
+    def budgeted_stages(default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
+        return [Stage(s.executor, budgeted(s.function)) for s in stages(default, following)]
+
+    # For this runner only.
+    vars(runner).update(run=budgeted(runner.run), stages=budgeted_stages)
     return runner
 
 
@@ -205,9 +218,7 @@ class GraphRunner(Runner):
         return self._executor.profile()
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
-        # `with_memory_budget` replaces ``run`` of a runner; its pipeline is then not used.
-        pipelined = self._pipeline and "run" not in vars(self)
-        return [Stage(default, self._run_pipelined if pipelined else self.run)]
+        return [Stage(default, self._run_pipelined if self._pipeline else self.run)]
 
     def _run_pipelined(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run with one request at a time on each device, so that different requests overlap.

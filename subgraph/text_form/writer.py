@@ -51,7 +51,8 @@ Data = Literal["small", "all", "none", "digest"]
 _READABLE = 16  # elements; arrays of at most so many are written as numbers, larger ones as base64
 _SMALL = 4096  # bytes; larger arrays are omitted unless data is "all"
 _BARE = re.compile(r"[A-Za-z0-9_.$/\-]+")
-_BARE_DIM = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The parser reads the words inf and nan as numbers.
+_BARE_DIM = re.compile(r"(?!(?:inf|nan)\Z)[A-Za-z_][A-Za-z0-9_]*")
 
 
 def print_graph(graph: Graph, data: Data = "small") -> str:
@@ -194,10 +195,12 @@ class _Printer:
     def _node(self, node: Node, indent: str) -> None:
         out = self.out
         made = ", ".join(self._typed(v) for v in node.outputs)
-        domain = f"{_name(node.domain)}::" if node.domain else ""
+        # Of a node without outputs this name begins a line: bare, it might be read as a keyword.
+        name = _name if made else quoted
+        domain = f"{name(node.domain)}::" if node.domain else ""
         inputs = ", ".join([self._value(v) for v in node.inputs])
         out.append(
-            f"{indent}{made}{' = ' if made else ''}{domain}{_name(node.op_type)}@{node.version}"
+            f"{indent}{made}{' = ' if made else ''}{domain}{name(node.op_type)}@{node.version}"
             f"({inputs}) {quoted(node.name)}"
         )
         if node.attrs:

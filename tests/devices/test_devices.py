@@ -386,3 +386,32 @@ def test_a_failing_compile_leaves_the_device_usable(core: sg.Core) -> None:
         core.compile_model(net(), "MOODY")
     device.angry = False
     assert core.compile_model(net(), "MOODY")(X)[0].shape == (1, 4)
+
+
+class Counting(sg.Device):
+    """Counts its starts."""
+
+    starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+
+def test_a_device_object_starts_once() -> None:
+    """A second Core, or a second name, started it again and took its name and options."""
+    device, first, second = Counting(), sg.Core(), sg.Core()
+    first.register_device("COUNTS", device)
+    second.register_device("EARLY", device)
+    assert first.device("COUNTS") is device
+    first.register_device("COUNTS", device)
+    assert first.device("COUNTS") is device
+    for core, name, where in [(first, "TWICE", "this"), (second, "COUNTS", "another")]:
+        with pytest.raises(sg.DeviceError, match=f"'COUNTS' of {where} Core; register its class"):
+            core.register_device(name, device)
+    with pytest.raises(sg.DeviceError, match=r"EARLY cannot start: .* of another Core"):
+        second.device("EARLY")
+    assert (device.starts, device.name, device.core) == (1, "COUNTS", first)
+    first.unregister_device("COUNTS")
+    second.register_device("EARLY", device)
+    assert second.device("EARLY") is device
+    assert (device.starts, device.name, device.core) == (2, "EARLY", second)

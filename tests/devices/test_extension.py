@@ -315,6 +315,21 @@ def test_an_interrupt_and_an_error_while_undoing_leave_nothing(error: BaseExcept
     assert find_schema("Seventh", "test.extension") is None
 
 
+def test_a_refusal_in_one_core_leaves_the_operator_to_another() -> None:
+    operator = sg.Operator(schema("Eighth"), compute, None, {"C": on_cpu})
+    core, other = sg.Core(), sg.Core()
+    for each, error in ((core, None), (other, ValueError("no"))):
+        each.register_device("C", Forgetful(error))
+        each.device("C")
+    core.add_extension(operator)
+    with pytest.raises(sg.DeviceError):
+        other.add_extension(operator)
+    x = sg.input("x", X.shape)
+    node = sg.Node("Eighth", [x], domain="test.extension")
+    model = core.compile_model(sg.Graph([x], [node.outputs[0]]), "REFERENCE")
+    np.testing.assert_allclose(model([X])[0], 2 * X + 1)
+
+
 def test_a_device_that_refuses_when_it_starts_still_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

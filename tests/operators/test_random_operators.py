@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.graph.types import Array
 from subgraph.operators.operator import is_random
 from subgraph.passes import apply_pass
 
@@ -57,3 +62,33 @@ def test_equal_nodes_are_merged_and_folded_unless_they_are_random(name: str) -> 
     assert count == (2 if DROPOUTS[name][3] else 1)
     folded = apply_pass(graph, "ConstantFolding")
     assert any(node.op_type == "Dropout" for node in folded.nodes) == DROPOUTS[name][3]
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_an_operator_of_a_user_declares_that_it_is_random(random: bool) -> None:
+    """The CPU's plan computed a random operator on constants once, instead of in every run."""
+    name = f"Draw{random}"
+    schema = sg.Schema(
+        name, "test.random", inputs=("x",), outputs=("y",), min_inputs=1, max_inputs=1,
+        min_outputs=1, max_outputs=1,
+    )  # fmt: skip
+    draws: list[int] = []
+
+    def draw(node: sg.Node, inputs: Sequence[Any]) -> list[Array]:
+        draws.append(len(draws))
+        return [np.full_like(inputs[0], len(draws))]
+
+    def refuse(node: sg.Node, low: Any) -> None:
+        raise Unsupported("this node")
+
+    operator = sg.Operator(
+        schema, draw, lambda node, types, values: [types[0]], {"CPU": refuse}, random=random
+    )
+    core = sg.Core()
+    core.add_extension(operator)
+    x = sg.input("x", (2,))
+    node = sg.Node(name, [ops.Constant(value=np.zeros(2, np.float32))], domain="test.random")
+    assert is_random(node) == random
+    model = core.compile_model(sg.Graph([x], [ops.Add(ops.Neg(x), node.outputs[0])]), "CPU")
+    runs = [model([np.zeros(2, np.float32)])[0].tolist() for _ in range(2)]
+    assert (runs[0] == runs[1]) != random

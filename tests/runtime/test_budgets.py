@@ -26,6 +26,7 @@ from subgraph.engine.toolchain.loader import KernelError
 from subgraph.graph import limits
 from subgraph.system import host
 from tests.support.budgets import model_bytes, peak_below, tensor_info, within
+from tests.support.opencl import needs_device
 
 DEVICES = ["REFERENCE", "CPU"]
 _FLOAT, _INT, _BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -379,6 +380,20 @@ def test_an_option_of_a_model_limits_its_runs(device: str) -> None:
         request.wait(60)
     other = sg.compile_model(_growing(), device)
     assert other(one, np.array([1 << 20]))[0].shape == (1 << 20,)
+
+
+@needs_device
+def test_an_option_of_a_model_limits_each_stage_of_an_asynchronous_run() -> None:
+    """OPENCL enqueues a run in a stage of its own, which knew no budget."""
+    x = sg.input("x", ("N",))
+    graph = sg.Graph([x], [ops.Relu(ops.Neg(x))])
+    model = sg.compile_model(graph, "OPENCL", {"MEMORY_LIMIT": "1M"})
+    request = model.create_infer_request()
+    request.start_async([np.zeros(1 << 10, np.float32)])
+    request.wait()
+    request.start_async([np.zeros(1 << 20, np.float32)])
+    with pytest.raises(sg.LimitError):
+        request.wait()
 
 
 def test_an_option_that_is_no_size_is_refused() -> None:

@@ -164,6 +164,60 @@ def test_random_graphs_read_back(graph: sg.Graph, data: st.DataObject) -> None:
     check(parted)
 
 
+WORDS = [
+    *("graph", "opsets", "doc", "meta", "attr", "json", "input", "capture", "weight", "return"),
+    *("captures", "subgraph", "parameter", "none", "bytes", "type", "tensor", "sparse", "opaque"),
+    *("seq", "optional", "map", "base64", "sha256", "float32", "inf", "nan", "-inf", "-", "?", "*"),
+    *("node", "output", "1", "-1", "1.5e3", "0x", "", " ", '"', "\\", "a b", "é", "\n", "\u2028"),
+    *("#", "%", "@", "::", "}", "a::b", "w#2", "return\n}", "parameter @w: int8[1]", "\ud800"),
+]
+NAMES = st.one_of(
+    *(st.sampled_from(WORDS), st.text(max_size=4)),
+    st.tuples(*map(st.sampled_from, (WORDS, ".$/-#", WORDS))).map("".join),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_every_name_reads_back(data: st.DataObject) -> None:
+    """Found by review: a node without results that is named like a keyword, a size named inf."""
+
+    def names(count: int) -> list[str]:
+        found = data.draw(st.lists(NAMES, min_size=count, max_size=count, unique=True))
+        return [name or "empty" for name in found] if "empty" not in found else found
+
+    values, nodes, words = names(5), names(4), names(6)
+    x = sg.Value(values[0], sg.TensorType("float32", (data.draw(NAMES), 2)))
+    w = sg.parameter(values[1], np.ones(2, np.float32))
+    made: list[sg.Node] = []
+    for k, name in enumerate(nodes):
+        outputs = data.draw(st.integers(0, 1))
+        made.append(
+            sg.Node(
+                data.draw(NAMES),
+                [x, None, w],
+                outputs=[sg.Value(values[k + 1], x.type)] if outputs and k else 0,
+                name=name,
+                domain=data.draw(NAMES),
+                attrs={data.draw(NAMES): data.draw(NAMES)},
+                metadata={data.draw(NAMES): data.draw(NAMES)} if data.draw(st.booleans()) else {},
+            )
+        )
+    graph = sg.Graph(
+        [x], [v for n in made for v in n.outputs], data.draw(NAMES), nodes=made,
+        attrs={words[0]: words[1]}, metadata={words[2]: words[3]}, doc=words[4],
+    )  # fmt: skip
+    text = print_graph(graph, "all")
+    again = sg.parse(text)
+    again.verify()
+    assert print_graph(again, "all") == text
+    assert [(n.name, n.op_type, n.domain, n.attrs) for n in again.nodes] == [
+        (n.name, n.op_type, n.domain, n.attrs) for n in graph.nodes
+    ]
+    assert [value.type for value in again.inputs] == [x.type]
+    assert [value.name for value in again.outputs] == [value.name for value in graph.outputs]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_refused_cleanly(text: str) -> None:

@@ -120,9 +120,8 @@ ld_f16 = define(types.float32, [INT64], lambda b, c, a: b.fpext(load_at(b, a[0],
 st_f16 = define(
     VOID, [INT64, types.float32], lambda b, c, a: store_at(b, a[0], b.fptrunc(a[1], F16), 2)
 )
-# The bits of a float as an integer.
+# The bits of a float32 as an integer.
 bits_f32 = define(types.int32, [types.float32], lambda b, c, a: b.bitcast(a[0], I32))
-bits_f64 = define(types.int64, [types.float64], lambda b, c, a: b.bitcast(a[0], I64))
 
 
 # ---------------------------------------------------------------- control, atomics, memory

@@ -63,7 +63,7 @@ from subgraph.graph.parameters import Parameter, Versions
 from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.inference import check_operands, has_requirement
-from subgraph.operators.operator import is_random
+from subgraph.operators.operator import EXPANDING_OPERATORS, is_random
 from subgraph.operators.shape_values import from_array, has_symbolic, is_arithmetic, to_array
 from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
@@ -71,11 +71,7 @@ from subgraph.system import guard_pages
 # Most bytes of a value that is computed while planning (estimate); every run computes larger ones.
 _MAX_FOLDED_BYTES = 1 << 28
 _MAX_ALL_FOLDED_BYTES = 1 << 30  # the same of all such values of a plan together (estimate)
-_MAX_GROWTH = 256  # bytes of results for a byte of inputs; only _EXPANDING_OPS give more (estimate)
-# Operators whose results can be far larger than their inputs.
-_EXPANDING_OPS = frozenset(
-    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
-)
+_MAX_GROWTH = 256  # bytes of results for a byte of inputs; but of EXPANDING_OPERATORS (estimate)
 _MAX_KEY_ELEMENTS = 32  # most elements of an input on whose content plans may depend (estimate)
 # Operators whose first input has no influence on the shape of the result by its content.
 _DATA_FIRST_OPS = frozenset(
@@ -377,7 +373,7 @@ class Planner:
         # The types are inferred only if the results can be large: other operators return at most a
         # small multiple of what they read.
         read = sum(operand.nbytes for operand in inputs if operand is not None)
-        if read <= _MAX_FOLDED_BYTES // _MAX_GROWTH and node.op_type not in _EXPANDING_OPS:
+        if read <= _MAX_FOLDED_BYTES // _MAX_GROWTH and node.op_type not in EXPANDING_OPERATORS:
             return False
         types = self._infer(node, inputs)
         tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]

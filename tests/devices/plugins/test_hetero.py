@@ -20,7 +20,9 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.placement.cost import Link
 from subgraph.devices.placement.profiles import Profile, write_profile
+from subgraph.graph.limits import memory_limit
 from subgraph.graph.types import Array
+from subgraph.runtime.runner import GraphRunner
 from tests.support.simulated_device import Simulated, X, check, expected, seven, two_devices
 
 devices = pytest.fixture(two_devices)
@@ -324,6 +326,26 @@ def test_stages_of_two_devices_overlap(devices: Any) -> None:
     plain = core.compile_model(graph, "HETERO:A,B", {"PIPELINE": False})
     assert len(plain.pipeline) == 0
     check(plain, graph)
+
+
+def test_stages_of_a_model_with_a_memory_budget(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option dropped the stages without a word."""
+    core, _, _ = devices
+    budgets: list[int] = []
+    walk = GraphRunner._walk_pipeline
+
+    def recorded(self: GraphRunner, inputs: Any) -> Any:
+        budgets.append(memory_limit())
+        return walk(self, inputs)
+
+    monkeypatch.setattr(GraphRunner, "_walk_pipeline", recorded)
+    model = core.compile_model(seven(), "HETERO:A,B", {"MEMORY_LIMIT": "1G"})
+    request = model.create_infer_request()
+    request.start_async([X])
+    request.wait()
+    assert budgets == [1 << 30]
 
 
 def test_many_stages_overlap_too(devices: Any) -> None:

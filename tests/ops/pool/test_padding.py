@@ -36,7 +36,8 @@ def _compare(device: str, op: str, arrays: list[Array], options: dict[str, Any])
         wanted = core().compile_model(graph, "REFERENCE")(given)
     found = core().compile_model(graph, device)(given)
     for k in range(len(graph.outputs)):
-        np.testing.assert_allclose(found[k], wanted[k], rtol=1e-5)
+        # Averages of numbers of about 1 that nearly cancel keep their absolute accuracy only.
+        np.testing.assert_allclose(found[k], wanted[k], rtol=1e-5, atol=1e-6)
     return [wanted[k] for k in range(len(graph.outputs))]
 
 
