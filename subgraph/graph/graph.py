@@ -328,7 +328,8 @@ class Graph:
             ModelError: the nodes form a cycle, or two parameters share a name.
         """
         self._nodes = tuple(nodes)
-        not_made = [*self.inputs, *self.outputs]
+        # Parameters are listed in the order of `list_uses`.
+        not_made = [*self.inputs, *self.captures]
         is_ordered = True
         for node in self._nodes:
             for value in node.inputs + node.captures:
@@ -340,6 +341,7 @@ class Graph:
                         is_ordered = False
             node.graph = self
         if is_ordered:
+            not_made += self.outputs
             self._parameters = collect_parameters(not_made, self._nodes, self.name)
         else:
             self._nodes = tuple(topological(self._nodes))

@@ -256,3 +256,17 @@ def test_what_a_graph_cannot_be_made_of() -> None:
         with pytest.raises(sg.ModelError, match=says):
             sg.Graph(inputs, outputs)  # type: ignore[arg-type]
         out = ops.Add(x, y, name="sum")
+
+
+class TakesRelu(sg.SubgraphProperty):
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Relu"})
+
+
+def test_a_partition_lists_parameters_in_the_order_of_the_graph() -> None:
+    x = sg.input("x", (2,))
+    first, second = (sg.parameter(name, np.ones(2, np.float32)) for name in ("first", "second"))
+    graph = sg.Graph([x], [second, ops.Relu(ops.Add(x, first))])
+    graph.attrs["subgraph_property"] = TakesRelu()
+    cut = sg.passes.apply_pass(graph, "PartitionGraph")
+    assert list(cut.parameters) == list(graph.parameters) == ["first", "second"]
