@@ -290,3 +290,17 @@ def test_exported_models_keep_the_precision(tmp_path: object) -> None:
     model.export_model(path)
     again = sg.Core().import_model(path, "CPU")
     np.testing.assert_array_equal(again([x])[0], model([x])[0])
+
+
+@pytest.mark.parametrize("device", ["CPU", "AUTO:CPU", "MULTI:CPU", "HETERO:CPU,REFERENCE"])
+def test_devices_over_others_pass_the_option_on(device: str) -> None:
+    graph, x = network()
+    rounded_by = sg.compile_model(graph, device, OPTION)([x])[0]
+    np.testing.assert_array_equal(rounded_by, sg.compile_model(graph, "CPU", OPTION)([x])[0])
+    assert np.abs(rounded_by - sg.compile_model(graph, device)([x])[0]).max() > 0
+
+
+def test_other_devices_take_the_option() -> None:
+    graph, x = network()
+    want = sg.compile_model(graph, "REFERENCE")([x])[0]
+    np.testing.assert_array_equal(sg.compile_model(graph, "REFERENCE", OPTION)([x])[0], want)

@@ -50,13 +50,6 @@ class CpuOptions(DeviceOptions):
     STRASSEN: bool = option(
         True, "allow Strassen's algorithm for large weights, with slightly different rounding"
     )
-    INFERENCE_PRECISION: str = option(
-        "",
-        "float32: compute float16 and bfloat16 in float32; bfloat16: matrix products and "
-        "convolutions of float32 may round their operands to bfloat16, with sums in float32, where "
-        "the processor multiplies matrix tiles (AMX); empty: in the model's dtypes",
-        values=("", "float32", "bfloat16"),
-    )
     WEIGHTS_PRECISION: str = option(
         "",
         "store float32 weights of matrix products and convolutions in bfloat16, with sums in "
