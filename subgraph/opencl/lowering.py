@@ -242,7 +242,8 @@ class ClLowering(Lowering):
             bytes: Bytes that are read and written, for the profile.
 
         Raises:
-            Unsupported: An operand has 2^31 elements or more, or an integer does not fit in int32.
+            Unsupported: An operand has 2^31 elements or more, an integer does not fit in int32, or
+                there are more than 2^31 work-items.
         """
         if 0 in global_size:
             return
@@ -254,6 +255,8 @@ class ClLowering(Lowering):
             if type(argument) is int and not -_MAX_COUNT <= argument < _MAX_COUNT:
                 raise Unsupported(f"{argument} is a number of more than 32 bits")
         size = tuple(int(n) for n in global_size)
+        if max(size) > _MAX_COUNT:  # a work-item's number is an int, too
+            raise Unsupported(f"{max(size)} work-items; kernels count to 2^31")
         group = None if local_size is None else tuple(int(n) for n in local_size)
         # The planner only stores the kernel of a step, so that a launch can take its place.
         kernel = cast(Kernel, ClLaunch(source, name, size, group))

@@ -1,4 +1,4 @@
-"""Positions of windows beyond 32 bits: OPENCL refuses such nodes, which it computed wrongly."""
+"""Positions of windows and work-items beyond 32 bits, which OPENCL refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import subgraph as sg
+from subgraph.engine.planner.lowering import Unsupported
 from subgraph.graph.types import Array
+from subgraph.opencl.lowering import ClLowering
+from subgraph.opencl.runtime import ClSource
 from tests.support.opencl import core, graph_of, needs_device
 
 pytestmark = [needs_device, pytest.mark.usefixtures("quick_opencl_builds")]
@@ -47,3 +51,12 @@ def test_wide_windows_are_refused(
     # The second tap is 10 elements behind the result's position, or before it in the image.
     zeros = 0 if op == "DeformConv" else 10
     np.testing.assert_array_equal(found.ravel(), [0] * zeros + [1] * 30)
+
+
+def test_a_launch_has_at_most_2_31_work_items() -> None:
+    low = ClLowering(sg.Node("Relu"), [], [], threads=1)
+    source = ClSource("nothing", "")
+    with pytest.raises(Unsupported, match="2147483712 work-items"):
+        low.launch(source, "run", [], (1, 2**31 + 64), (1, 64))
+    low.launch(source, "run", [], (1, 2**31), (1, 64))
+    assert len(low.steps) == 1
