@@ -3,7 +3,7 @@
 A family's ``op.py`` declares its operators, ``reference.py`` computes what onnx.reference lacks or
 gets wrong, ``cpu.py`` says how the CPU device runs the family, ``kernels.py`` holds its kernels,
 ``opencl.py`` and ``kernels.cl`` the same for OPENCL. Registries find the files by these names, and
-by names that end so (``transpose_cpu.py``); no list of them is kept.
+by names with these endings (``transpose_cpu.py``); there is no list of files.
 
 Operators of the domain "subgraph.cpu" are written by passes only. A fused one has the original
 nodes as its inner graph, which is its definition: the reference runs it, and types are inferred

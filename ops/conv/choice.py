@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import attrs
 
-from subgraph.engine.planner.lowering import Operand, Unsupported
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
 from subgraph.ops.movement.geometry import Geometry, bands, merged
 from subgraph.ops.shared.tile_planning import Tiles, product_tiles, round_up
 from subgraph.system.host import caches
@@ -92,7 +92,7 @@ def choose(job: Job) -> Algorithm:
         return _choose_for_computed_weights(job)
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return DEPTHWISE
-    if _has_matrix_tiles(job):
+    if has_matrix_tiles(job.low, job.of, job.g, job.w):
         if g.inputs >= _MIN_MATRIX_INPUTS:
             return MATRIX
         if job.x.layout == "plain" and reads_patches(g):
@@ -127,10 +127,16 @@ def choose(job: Job) -> Algorithm:
     return _choose_winograd(job)
 
 
-def _has_matrix_tiles(job: Job) -> bool:
-    """Return whether matrix tiles of bfloat16 are allowed, and can compute all groups."""
-    g, of = job.g, job.of
-    if of.lanes != 16 or not product_tiles(of, job.low, job.w).operands:
+def has_matrix_tiles(low: Lowering, of: Tiles, g: Geometry, w: Operand) -> bool:
+    """Return whether matrix tiles of bfloat16 are allowed, and can compute all groups.
+
+    Args:
+        low: The lowering, with the options of the device.
+        of: The contraction tiles of float32.
+        g: Sizes of the convolution, transposed or not.
+        w: The weights.
+    """
+    if of.lanes != 16 or not product_tiles(of, low, w).operands:
         return False
     whole = g.inputs % of.lanes == g.outputs % of.lanes == 0
     return g.groups == 1 or whole

@@ -68,6 +68,7 @@ from subgraph.ops.unfold.cpu import emit_column_sums
 
 from .bfloat16.cpu import emit_matrix_convolution, round_image
 from .bfloat16.storage import stores_bfloat16
+from .choice import has_matrix_tiles
 from .depthwise import emit_depthwise
 from .direct import emit_direct
 
@@ -220,8 +221,8 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if sizes.kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
-    if multiplies_matrices(of, low, sizes, w):
-        _emit_phases(low, of, sizes, per_axis, x, w, bias, act, matrix=True)
+    if _multiplies_matrices(low, of, sizes, w):
+        _emit_phases(low, product_tiles(of, low, w), sizes, per_axis, x, w, bias, act)
         return
     x = widened(low, x)
     # The sums of columns add the bias but have no activation. Their cost is that of a single group.
@@ -232,17 +233,16 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     elif sizes.groups == 1 and of.few_rows and _joins_phases(of, sizes, per_axis):
         _emit_joint(low, of, sizes, per_axis, x, w, bias, act)
     else:
-        _emit_phases(low, of, sizes, per_axis, x, w, bias, act, matrix=False)
+        _emit_phases(low, of, sizes, per_axis, x, w, bias, act)
 
 
-def multiplies_matrices(of: Tiles, low: Lowering, sizes: Geometry, w: Operand) -> bool:
+def _multiplies_matrices(low: Lowering, of: Tiles, sizes: Geometry, w: Operand) -> bool:
     """Return whether a transposed convolution multiplies matrix tiles of bfloat16."""
-    if of.lanes != 16 or not product_tiles(of, low, w).operands:
-        return False
     flat = sizes.source[0] == sizes.target[0] == sizes.kernel[0] == 1
-    whole = sizes.inputs % MATRIX_DEPTH == 0 and sizes.outputs % of.lanes == 0
+    # The input is rounded in blocks of 32 channels, which must not cross groups.
+    whole = sizes.groups == 1 or sizes.inputs % MATRIX_DEPTH == 0
     # With fewer output channels most of a panel would be zeros.
-    return flat and sizes.outputs >= of.lanes and (sizes.groups == 1 or whole)
+    return flat and whole and sizes.outputs >= of.lanes and has_matrix_tiles(low, of, sizes, w)
 
 
 def transposed_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
@@ -271,33 +271,30 @@ def _emit_phases(
     w: Operand,
     bias: Operand | None,
     act: Activation,
-    *,
-    matrix: bool,
 ) -> None:
     """Emit a convolution for each combination of phases.
 
     Args:
         low: Collects the plan's steps.
-        of: The contraction tiles of float32.
+        of: The contraction tiles; with matrix tiles both operands are rounded to bfloat16.
         sizes: Sizes of the transposed convolution.
         per_axis: The phases of each dimension.
         x: The input.
         w: Weights, constant.
         bias: Bias, constant; None: none.
         act: The activation.
-        matrix: Round both operands to bfloat16, and multiply matrix tiles.
     """
     groups, together, target = sizes.groups, merged(sizes, of.lanes), sizes.target
     packed_bias: Argument = 0
     if bias is not None:
         packed_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
     source = blocked(low, of, x)
-    if matrix and stores_bfloat16(low.node, low.output(), sizes.outputs, act):
-        low.output().store_as_bfloat16()
+    emit: Callable[..., None] = emit_direct
+    if of.operands:
+        source, emit = round_image(low, of, sizes, source), emit_matrix_convolution
+        if stores_bfloat16(low.node, low.output(), sizes.outputs, act):
+            low.output().store_as_bfloat16()
     y = blocked_target(low, of, low.output())
-    if matrix:
-        of = product_tiles(of, low, w)
-        source = round_image(low, of, sizes, source)
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
     for parts in itertools.product(*per_axis):
         d, h, width = parts
@@ -321,7 +318,6 @@ def _emit_phases(
         recipe = f"conv transpose {packed} groups {groups}/{together} {taps}"
         make = _weights(groups, together, (d, h, width), sizes.kernel, of)
         weight = low.weight(recipe, make, w)
-        emit = emit_matrix_convolution if matrix else emit_direct
         conv = PackedConv(of, g, source, weight, packed_bias, out, act)
         emit(low, conv, plain=False, flops=g.flops)
     convert_output(low, of, low.output(), y, keeps_zero=act.keeps_zero)

@@ -195,7 +195,7 @@ def _window_poolers(kind: str, v: Any, storage: str) -> tuple[Any, Any]:
 
     @register_jitable
     def one(y: int, at: int, depth: Taps, height: Taps, width: Taps, count: int) -> None:
-        # Two independent totals, which take turns, hide the latency.
+        # Two independent accumulators hide the latency of the operation.
         p, q = splat(start), splat(start)
         for i in range(depth[0], depth[1]):
             for j in range(height[0], height[1]):

@@ -23,6 +23,8 @@ from subgraph.graph.types import (
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 from subgraph.transform.pass_manager import register_pass
 
+from .widen_half import cast_value
+
 # Attributes that name a dtype by its ONNX number.
 _DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type")
 
@@ -167,17 +169,3 @@ def _own_weight(outer: Value | None, formal: Value) -> Value | None:
     if outer is None or formal.parameter is None:
         return outer
     return Value(outer.name, outer.type, parameter=outer.parameter)
-
-
-def cast_value(value: Value, dtype: str, version: int) -> Value:
-    """Return the result of a new Cast of a value.
-
-    Args:
-        value: The value.
-        dtype: The dtype of the result.
-        version: Version of the operator.
-    """
-    node = Node("Cast", [value], version=version, attrs={"to": ONNX_DTYPE[dtype]})
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    node.outputs[0].type = TensorType(dtype, shape)
-    return node.outputs[0]

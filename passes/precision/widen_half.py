@@ -11,12 +11,10 @@ import attrs
 from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import LOWERINGS, LoweringRule
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import TensorType
+from subgraph.graph.types import ONNX_DTYPE, TensorType
 from subgraph.operators.operator import operator_key
 from subgraph.system.registry import Registry
 from subgraph.transform.pass_manager import apply_pass, register_pass
-
-from .convert_precision import cast_value
 
 _CAST_VERSION = 13  # of the standard's operators: the first Cast that knows bfloat16
 
@@ -91,3 +89,17 @@ def _widened(
     if half not in widened:
         widened[half] = cast_value(half, "float32", _CAST_VERSION)
     return widened[half]
+
+
+def cast_value(value: Value, dtype: str, version: int) -> Value:
+    """Return the result of a new Cast of a value.
+
+    Args:
+        value: The value.
+        dtype: The dtype of the result.
+        version: Version of the operator.
+    """
+    node = Node("Cast", [value], version=version, attrs={"to": ONNX_DTYPE[dtype]})
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    node.outputs[0].type = TensorType(dtype, shape)
+    return node.outputs[0]

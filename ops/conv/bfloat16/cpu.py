@@ -83,7 +83,8 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
     if plain:
         unit_panels = panels  # a unit makes its patches once
     activation = conv.act.arguments()
-    # Kernels of activations read and write tiles of float32, which are rounded afterwards.
+    # Activations read and write tiles of float32, which are rounded afterwards; outputs that are
+    # not adjacent are stored one by one.
     is_apart = (_is_rounded(y) and conv.act.kernel != 0) or not conv.out.whole
     activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) and not is_apart else 0
     activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0

@@ -71,7 +71,8 @@ from subgraph.system import guard_pages
 # Most bytes of a value that is computed while planning (estimate); every run computes larger ones.
 _MAX_FOLDED_BYTES = 1 << 28
 _MAX_ALL_FOLDED_BYTES = 1 << 30  # the same of all such values of a plan together (estimate)
-_MAX_GROWTH = 256  # bytes of results for a byte of inputs; but of EXPANDING_OPERATORS (estimate)
+# Bytes of results for a byte of inputs (estimate); only EXPANDING_OPERATORS give more.
+_MAX_GROWTH = 256
 _MAX_KEY_ELEMENTS = 32  # most elements of an input on whose content plans may depend (estimate)
 # Operators whose first input has no influence on the shape of the result by its content.
 _DATA_FIRST_OPS = frozenset(

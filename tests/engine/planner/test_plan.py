@@ -215,7 +215,7 @@ def test_a_lowering_with_a_fault_refuses_the_node_and_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def faulty(node: sg.Node, low: Lowering) -> None:
-        low.emit()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        raise TypeError("planted")
 
     rule = LoweringRule(faulty, None, frozenset({"plain"}))
     monkeypatch.setattr(Lowering, "rule_of", lambda node: rule)
