@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from subgraph.partition.search.region_growth import PRODUCERS
-from subgraph.partition.search.search import Grown, Search
+from subgraph.partition.search.search import Search
 from subgraph.partition.selector import SubgraphSelector
 from subgraph.partition.selector_driver import INPUT, OUTPUT, SelectorDriver
 
@@ -43,8 +43,8 @@ class Growth:
         self.search = search
         self.via = via
 
-    def grow(self, selector: SubgraphSelector, start: int) -> Grown:
-        """Return the region that grows from ``start`` by the answers of ``selector``."""
+    def grow(self, selector: SubgraphSelector, start: int) -> tuple[list[int], list[int]]:
+        """Grow a region from ``start`` by the answers of ``selector``; see `Search.grown`."""
         # The search runs as compiled code and stops whenever it needs answers, so the selector,
         # which is Python, is asked about all neighbours of one side of a node between two calls.
         driver, search, via = self.driver, self.search, self.via

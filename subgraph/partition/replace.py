@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import attrs
+
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
 from subgraph.graph.order import list_uses
@@ -15,7 +17,8 @@ from subgraph.partition.property import SubgraphProperty, property_name
 from subgraph.partition.selector import Reject
 
 
-class Piece(NamedTuple):
+@attrs.define(slots=True)
+class Piece:
     """A region that was cut out.
 
     Attributes:
@@ -192,9 +195,7 @@ def _default_node(subgraph: Graph, inputs: Sequence[Value]) -> Node:
     node.inputs = tuple(inputs)
     outputs: list[Value] = []
     for inner in subgraph.outputs:
-        value = Value(inner.name, inner.type)
-        value.producer = node
-        outputs.append(value)
+        outputs.append(Value(inner.name, inner.type, producer=node))
     node.outputs = tuple(outputs)
     return node
 
@@ -271,7 +272,8 @@ class Replacement:
         copies, values = self._copies, self._values
         for member in members:
             copies[member] = node
-        for value, old in zip(node.outputs, piece.outputs, strict=True):
+        for k, old in enumerate(piece.outputs):  # as many as the node's: `create_node` has compared
+            value = node.outputs[k]
             value.name = old.name
             value.type = value.type or old.type
             values[old] = value

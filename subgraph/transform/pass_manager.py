@@ -254,8 +254,17 @@ def snapshot(graph: Graph) -> list[object]:
         for value in current.inputs:
             found += (value.name, value.type, value.parameter, value.producer, len(value.uses))
         for node in current.nodes:
-            found += (node.name, node.op_type, node.domain, node.version, node.inputs)
-            found += (node.outputs, node.captures, node.graph, node.subgraph)
+            found += (
+                node.name,
+                node.op_type,
+                node.domain,
+                node.version,
+                node.inputs,
+                node.outputs,
+                node.captures,
+                node.graph,
+                node.subgraph,
+            )
             # A pass that uses a value of its input in a new graph, without cloning, appends to the
             # value's uses. Their number shows that without a comparison of lists.
             for value in node.outputs:

@@ -40,18 +40,6 @@ class Edges(NamedTuple):
         return cls(in_ends, producers, out_ends, consumers)
 
 
-class Grown(NamedTuple):
-    """The result of a growth.
-
-    Attributes:
-        members: The region's nodes, sorted.
-        given_up: Candidates that are not in it, since it would not be convex with them.
-    """
-
-    members: list[int]
-    given_up: list[int]
-
-
 class Search:
     """Nodes 0..n-1 in topological order, and the regions among them.
 
@@ -137,13 +125,14 @@ class Search:
         self.command[0] = operations.ANSWER
         return count
 
-    def grown(self) -> Grown:
-        """Return the grown region."""
+    def grown(self) -> tuple[list[int], list[int]]:
+        """Return the grown region's nodes, sorted, and the candidates that it gave up.
+
+        A candidate is given up if the region would not be convex with it.
+        """
         size, given_up = self.command[1], self.command[2]
         members = self._backend.read("region.members", 0, size)
-        return Grown(
-            members, self._backend.read("growth.given_up", 0, given_up) if given_up else []
-        )
+        return members, self._backend.read("growth.given_up", 0, given_up) if given_up else []
 
     def contract_grown(self) -> None:
         """Make a region of the nodes that have grown."""
