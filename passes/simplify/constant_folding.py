@@ -16,7 +16,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import size_in_bytes
 from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import Array, TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.inference import infer_types
 from subgraph.operators.operator import EXPANDING_OPERATORS, is_random
@@ -103,9 +103,12 @@ class ConstantFolding:
         # A node without inputs, such as a random one, is no function of constants.
         if not any(v is not None for v in node.inputs):
             return ()
-        if any(v is not None and v not in known for v in node.inputs):
+        inputs = list(node.inputs)
+        arrays = [None if v is None else known.get(v) for v in inputs]
+        if node.op_type == "CastLike" and arrays[1] is None:  # only the dtype matters
+            arrays[1] = _of_same_dtype(inputs[1])
+        if any(a is None and v is not None for a, v in zip(arrays, inputs, strict=True)):
             return ()
-        arrays = [None if v is None else known[v] for v in node.inputs]
         if not self._fits(node, arrays):
             return ()
         try:
@@ -137,6 +140,12 @@ def _by_shape(node: Node) -> Sequence[Array | None]:
     """Return the result of Shape or Size, which depends only on the type of the input."""
     elements = propagate(node, [None], [None if v is None else v.type for v in node.inputs])
     return (to_array(elements, TensorType("int64")),)
+
+
+def _of_same_dtype(value: Value | None) -> Array | None:
+    """Return an array of the dtype of ``value``, None if the dtype is not known."""
+    type_ = None if value is None else value.type
+    return np.zeros((), numpy_dtype(type_.dtype)) if isinstance(type_, TensorType) else None
 
 
 def _constant(value: Value) -> Array | None:

@@ -226,6 +226,30 @@ def test_folding_keeps_within_its_limit_and_leaves_errors_to_the_run() -> None:
     assert kept.node("many").op_type == "ConstantOfShape"
 
 
+def test_folding_needs_only_the_dtype_of_what_a_cast_is_like() -> None:
+    """A zero bias, as PyTorch's exporter writes it without its optimiser."""
+    graph = sg.parse(
+        """graph "g" {
+          input %x: float16[n, 4]
+          input %untyped
+          weight %w: float16[3, 4] = @w
+          %zero = Constant@13() "zero" {value_float = 0.0}
+          %cast = CastLike@15(%zero, %x) "cast"
+          %size = Shape@15(%w) "size" {end = 1}
+          %bias = Expand@13(%cast, %size) "bias"
+          %y = Gemm@13(%x, %w, %bias) "y" {transB = 1}
+          %z = CastLike@15(%zero, %untyped) "z"
+          return %y, %z
+        }
+        parameter @w: float16[3, 4] = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"""
+    )
+    folded = apply_pass(graph, "ConstantFolding")
+    bias = folded.node("bias").attrs["value"]
+    assert (bias.dtype, bias.shape) == (np.float16, (3,))
+    assert not bias.any()
+    assert folded.node("z").op_type == "CastLike"
+
+
 def test_folding_goes_through_bodies() -> None:
     graph = sg.parse(
         """graph "g" {
