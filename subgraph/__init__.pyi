@@ -31,6 +31,7 @@ from .errors import (
     SubgraphError,
     UnsupportedOpError,
 )
+from .frontends.pytorch import from_torch, torch_backend
 from .graph.graph import Graph, Node, Value
 from .graph.parameters import Parameter, transaction
 from .graph.types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType
@@ -137,6 +138,7 @@ __all__ = [
     "compile_model",
     "default_core",
     "explain",
+    "from_torch",
     "get_versions",
     "import_model",
     "inline_subgraphs",
@@ -159,6 +161,7 @@ __all__ = [
     "subgraph_node",
     "testing",
     "to_onnx",
+    "torch_backend",
     "transaction",
     "watch_compilation",
     "weight_stats",

@@ -78,6 +78,7 @@ ORDER = [
     "devices.plugins",
     "devices.backends.libraries",
     "devices.backends",
+    "frontends",
     "face",
     "testing",
     "tools",

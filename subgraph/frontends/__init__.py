@@ -1,0 +1,1 @@
+"""Models of other frameworks: each file takes those of one framework."""

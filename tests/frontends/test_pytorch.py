@@ -1,0 +1,315 @@
+"""Models of PyTorch against PyTorch itself: `from_torch` and the backend of ``torch.compile``."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph.errors import ModelError
+from subgraph.frontends import pytorch
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]  # a function of PyTorch, and its arguments
+
+
+@pytest.fixture
+def torch() -> Iterator[Any]:
+    """PyTorch, with nothing compiled, and equal random numbers for each test."""
+    found: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("onnxscript", reason="the exporter of PyTorch is not installed")
+    found.compiler.reset()
+    found.manual_seed(0)
+    yield found
+    found.compiler.reset()
+
+
+def flat(results: Any) -> list[Any]:
+    """Return the tensors of a result: a tensor, or tuples, lists and dicts of results."""
+    if isinstance(results, dict):
+        results = list(results.values())
+    if isinstance(results, (tuple, list)):
+        return [tensor for item in results for tensor in flat(item)]
+    return [results]
+
+
+def check(torch: Any, compiled: Any, function: Callable[..., Any], *args: Any) -> None:
+    """Compare a call of the compiled function with one of the function itself."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # PyTorch itself must not run it
+        found, wanted = flat(compiled(*args)), flat(function(*args))
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def small_network(torch: Any) -> Any:
+    nn = torch.nn
+    made = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 36, 4),
+    )
+    made[1].running_mean.normal_()
+    made[1].running_var.uniform_(0.5, 2)
+    return made.eval()
+
+
+def embedding(torch: Any) -> Case:
+    nn = torch.nn
+    layers = nn.Sequential(nn.Embedding(11, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU())
+    return layers.eval(), (torch.tensor([[1, 10, 3]]),)
+
+
+def attention(torch: Any) -> Case:
+    query, key, value = torch.randn(3, 2, 4, 7, 8)
+    return torch.nn.functional.scaled_dot_product_attention, (query, key, value)
+
+
+CASES: dict[str, Callable[[Any], Case]] = {
+    "sum": lambda t: (lambda a, b: a + 2 * b, (t.randn(3, 5), t.randn(3, 5))),
+    "several results": lambda t: (lambda a: (a + 1, [a * 2], {"c": a - 3}), (t.randn(3, 5),)),
+    "one result twice": lambda t: (lambda a: (a.exp(),) * 2, (t.randn(3),)),
+    "product of transposed": lambda t: (lambda a, b: a.T @ b, (t.randn(3, 5), t.randn(3, 4))),
+    "strides": lambda t: (lambda a: a.softmax(-1), (t.randn(3, 5).T,)),
+    "reversed slices": lambda t: (lambda a: a.flip(0)[::2], (t.randn(9, 5)[::3],)),
+    "negative axis": lambda t: (lambda a: a.sum(-2).cumsum(0), (t.randn(3, 5),)),
+    "comparison": lambda t: (lambda a: (a > 0, a.argmax(1)), (t.randn(3, 5),)),
+    "scalar": lambda t: (lambda a, s: a * s, (t.randn(3, 5), t.tensor(2.5))),
+    "number": lambda t: (lambda a, n: a * n, (t.randn(3, 5), 3)),
+    "empty": lambda t: (lambda a: a * 2, (t.empty(0, 4),)),
+    "integers": lambda t: (lambda a: a // 3 + a % 5, (t.arange(-9, 9),)),
+    "float64": lambda t: (lambda a: a.exp(), (t.randn(3, 5).double(),)),
+    "bfloat16": lambda t: (lambda a: a + 1, (t.randn(3, 5).bfloat16(),)),
+    "half": lambda t: (lambda a: a * 2, (t.randn(3, 5).half(),)),
+    "attention": attention,
+    "embedding": embedding,
+    "network": lambda t: (small_network(t), (t.randn(2, 3, 8, 8),)),
+    "input as result": lambda t: (lambda a: (a, a + 1), (t.randn(3, 5),)),
+    "gradient not asked for": lambda t: (lambda a: a + 1, (t.randn(3, 5, requires_grad=True),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_function(torch: Any, name: str) -> None:
+    function, args = CASES[name](torch)
+    check(torch, torch.compile(function, backend=sg.torch_backend), function, *args)
+
+
+def test_sizes_that_differ_between_calls(torch: Any) -> None:
+    module = small_network(torch)
+
+    def function(images: Any) -> Any:
+        return module(images).reshape(images.shape[0] * 2, -1) + images.shape[0]
+
+    compiled = torch.compile(function, backend=sg.torch_backend)
+    for batch in (2, 5, 7, 1):
+        check(torch, compiled, function, torch.randn(batch, 3, 8, 8))
+
+
+def change_in_place(torch: Any, module: Any) -> None:
+    module[0].weight.mul_(-2)
+    module[1].running_mean.add_(1)
+
+
+def assign_data(torch: Any, module: Any) -> None:
+    module[0].weight.data = torch.randn(8, 3, 3, 3)
+
+
+def load_state(torch: Any, module: Any) -> None:
+    module.load_state_dict({name: held * 0.5 for name, held in module.state_dict().items()})
+
+
+def replace_parameter(torch: Any, module: Any) -> None:
+    module[4].bias = torch.nn.Parameter(torch.randn(4))
+
+
+@pytest.mark.parametrize("change", [change_in_place, assign_data, load_state, replace_parameter])
+def test_weights_that_change(torch: Any, change: Callable[[Any, Any], None]) -> None:
+    module, images = small_network(torch), torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(module, backend=sg.torch_backend)
+    check(torch, compiled, module, images)
+    with torch.no_grad():
+        change(torch, module)
+    check(torch, compiled, module, images)
+
+
+def test_calls_from_threads_see_whole_changes(torch: Any) -> None:
+    """Two weights that are always changed together differ in no result."""
+    module = torch.nn.Module()
+    module.register_buffer("one", torch.zeros(1000))
+    module.register_buffer("two", torch.zeros(1000))
+    module.forward = lambda x: (x + module.one) - module.two
+    compiled = torch.compile(module, backend=sg.torch_backend)
+    x, failures = torch.ones(1000), list[str]()
+    changing = threading.Lock()
+
+    def call() -> None:
+        for _ in range(100):
+            with torch.no_grad():
+                with changing:  # a tensor that is being written is not defined for its readers
+                    module.one.add_(1)
+                    module.two.add_(1)
+                    found = compiled(x)
+                if not torch.equal(found, x):
+                    failures.append(f"{found}")
+
+    with torch.no_grad():
+        compiled(x)
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def differentiated(torch: Any) -> Case:
+    return small_network(torch), (torch.randn(2, 3, 8, 8),)
+
+
+def changes_input(torch: Any) -> Case:
+    return lambda a: a.add_(1) * 2, (torch.randn(3),)
+
+
+def changes_buffer(torch: Any) -> Case:
+    return small_network(torch).train().requires_grad_(False), (torch.randn(2, 3, 8, 8),)
+
+
+def not_in_onnx(torch: Any) -> Case:
+    return lambda a: torch.linalg.eigvalsh(a), (torch.eye(3),)
+
+
+REASONS: dict[Callable[[Any], Case], str] = {
+    differentiated: "it is differentiated",
+    changes_input: "in place",
+    changes_buffer: "in place",
+    not_in_onnx: "linalg_eigh|eigvalsh",
+}
+
+
+@pytest.mark.parametrize("make", REASONS)
+def test_pytorch_runs_the_rest(torch: Any, make: Callable[[Any], Case]) -> None:
+    function, args = make(torch)
+    compiled = torch.compile(function, backend=sg.torch_backend)
+    with pytest.warns(RuntimeWarning, match=REASONS[make]):
+        found = compiled(*[arg.clone() for arg in args])
+    torch.testing.assert_close(found, function(*[arg.clone() for arg in args]))
+
+
+def test_pytorch_runs_what_is_not_on_the_processor(torch: Any) -> None:
+    compiled = torch.compile(lambda a: a + 1, backend=sg.torch_backend)
+    with pytest.warns(RuntimeWarning, match="on meta"):
+        assert compiled(torch.ones(2, device="meta")).device.type == "meta"
+
+
+def test_autocast(torch: Any) -> None:
+    x = torch.randn(4, 4)
+    inside = torch.autocast("cpu")(lambda a: a @ a)
+    check(torch, torch.compile(inside, backend=sg.torch_backend), inside, x)
+    around = torch.compile(lambda a: a @ a, backend=sg.torch_backend)
+    with torch.autocast("cpu"), pytest.warns(RuntimeWarning, match="autocast is on"):
+        assert around(x).dtype == torch.bfloat16
+
+
+class Convolutions(sg.SubgraphProperty):
+    """Takes convolutions with the normalization and the activation after them."""
+
+    sizes: list[int]
+
+    def __init__(self) -> None:
+        self.sizes = []
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Conv", "BatchNormalization", "Relu"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int = 0) -> sg.Node:
+        self.sizes.append(len(subgraph.nodes))
+        return sg.subgraph_node(subgraph)
+
+
+def test_options(torch: Any) -> None:
+    module, images, mine = small_network(torch), torch.randn(2, 3, 8, 8), Convolutions()
+    options = {"device": "CPU", "config": {"INFERENCE_NUM_THREADS": 1}, "property": mine}
+    check(torch, torch.compile(module, backend=sg.torch_backend, options=options), module, images)
+    assert mine.sizes == [3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": "CPU"}, "no option 'devices'.*device"),
+        ({"device": "NOWHERE"}, "NOWHERE"),
+        ({"config": {"THREADS": 1}}, "THREADS"),
+    ],
+)
+def test_wrong_options_are_errors(torch: Any, options: dict[str, Any], message: str) -> None:
+    compiled = torch.compile(lambda a: a + 1, backend=sg.torch_backend, options=options)
+    with pytest.raises(Exception, match=f"(?s){message}"):  # of PyTorch's own type
+        compiled(torch.ones(2))
+
+
+def test_graph_of_a_module(torch: Any) -> None:
+    module = small_network(torch)
+    batch = torch.export.Dim("batch")
+    graph = sg.from_torch(module, (torch.randn(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
+    state = module.state_dict()
+    del state["1.num_batches_tracked"]
+    assert set(graph.parameters) == set(state)
+    model = sg.compile_model(graph, "CPU")
+    images = torch.randn(5, 3, 8, 8)
+    for factor in (1, 3):
+        with torch.no_grad():
+            for name, held in state.items():
+                model.parameters[name].assign((held * factor).numpy())
+            module.load_state_dict({name: held * factor for name, held in state.items()}, False)
+            wanted = module(images).numpy()
+        found = model(images.numpy())[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_arguments_by_name(torch: Any) -> None:
+    class Scaled(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, *, scale: Any) -> Any:
+            return {"scaled": x * scale}
+
+    graph = sg.from_torch(Scaled(), (torch.ones(2),), {"scale": torch.ones(2)})
+    assert [value.name for value in graph.inputs] == ["x", "scale"]
+
+
+def test_encoder_layer(torch: Any) -> None:
+    """PyTorch has a fused operator for the whole layer, which ONNX has not."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        wanted = layer(x).numpy()
+        found = sg.compile_model(sg.from_torch(layer, (x,)), "CPU")(x.numpy())[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_module_in_training_mode_is_refused(torch: Any) -> None:
+    module = small_network(torch).train()
+    with pytest.raises(ModelError, match=r"Sequential changes 1\.running_mean.*eval"):
+        sg.from_torch(module, (torch.randn(2, 3, 8, 8),))
+
+
+def test_module_that_raises(torch: Any) -> None:
+    with pytest.raises(ModelError, match="cannot export module Sequential"):
+        sg.from_torch(small_network(torch), (torch.randn(2, 9),))
+
+
+def test_function_is_refused(torch: Any) -> None:
+    with pytest.raises(ModelError, match=r"takes a torch\.nn\.Module, got builtin_function"):
+        sg.from_torch(torch.sin, (torch.ones(2),))
+
+
+def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytorch, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"torch and onnxscript.*pip install"):
+        sg.from_torch(None)
