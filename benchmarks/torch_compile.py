@@ -1,6 +1,6 @@
-"""Time of PyTorch's modules by the backend subgraph of torch.compile, by inductor, and uncompiled.
+"""Time of modules of PyTorch by backends of torch.compile, Subgraph's and others, and uncompiled.
 
-usage: PYTHONPATH=. python benchmarks/torch_compile.py [MODEL ...] [--rounds 20] [--no-inductor]
+usage: PYTHONPATH=. python benchmarks/torch_compile.py [MODEL ...] [--rounds 20] [--vs inductor ...]
 
 The models are those of ``make_models/export_families.py``, which need torchvision and transformers.
 All run in turn in one process with one thread. The table has the medians, the time of the first
@@ -68,39 +68,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", help=f"default: all of {', '.join(MODELS)}")
     parser.add_argument("--rounds", type=int, default=20, help="calls of each")
-    parser.add_argument("--no-inductor", action="store_true", help="without PyTorch's own compiler")
+    parser.add_argument("--vs", nargs="*", default=["inductor"], help="other backends")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     warnings.simplefilter("error", RuntimeWarning)  # PyTorch itself must not run the graph
-    table = Table(*("model", "uncompiled ms", "inductor ms", "subgraph ms", "of the faster"))
-    for title in ("first call s", "difference"):
-        table.add_column(title)
+    titles = ["model", "uncompiled ms", *(f"{name} ms" for name in arguments.vs), "subgraph ms"]
+    table = Table(*titles, "of the fastest", "first call s", "difference")
     ratios: list[float] = []
     for name in arguments.models or MODELS:
         torch.compiler.reset()
         module, inputs = MODELS[name]()
-        wanted = module(*inputs)
         try:
             mine, first = compiled(module, inputs, sg.torch_backend, options={"config": CONFIG})
         except Exception as error:  # PyTorch wraps the warning
             table.add_row(name, f"{error}".partition("\n")[0][:60])
             continue
-        difference = largest_difference(mine(*inputs), wanted)
-        calls = [module, mine]
-        if not arguments.no_inductor:
-            calls.append(compiled(module, inputs, "inductor")[0])
-        plain, ours, *inductor = medians(calls, inputs, arguments.rounds)
-        ratios.append(ours / min(plain, *inductor))
-        table.add_row(
-            name,
-            f"{plain * 1e3:.2f}",
-            f"{inductor[0] * 1e3:.2f}" if inductor else "",
-            f"{ours * 1e3:.2f}",
-            f"{ratios[-1]:.2f}",
-            f"{first:.1f}",
-            f"{difference:.0e}",
-        )
+        difference = largest_difference(mine(*inputs), module(*inputs))
+        others = [compiled(module, inputs, backend)[0] for backend in arguments.vs]
+        *times, ours = medians([module, *others, mine], inputs, arguments.rounds)
+        ratios.append(ours / min(times))
+        shown = [f"{seconds * 1e3:.2f}" for seconds in (*times, ours)]
+        table.add_row(name, *shown, f"{ratios[-1]:.2f}", f"{first:.1f}", f"{difference:.0e}")
     Console(width=120).print(table)
     if ratios:
         print(f"geometric mean {geometric_mean(ratios):.2f}")
