@@ -56,6 +56,13 @@ def _export_model() -> _Function:
     return export_model
 
 
+@implements("pickle a model")
+def _pickle_model() -> _Function:
+    from subgraph.devices.default_core import reduce_model
+
+    return reduce_model
+
+
 @implements("import a model")
 def _import_model() -> _Function:
     from subgraph.devices.export import import_model

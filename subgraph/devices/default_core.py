@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache, wraps
+from io import BytesIO
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from subgraph.devices.core import Core
+from subgraph.runtime.compiled_model import CompiledModel
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,3 +39,15 @@ compile_model = _on_default_core(Core.compile_model)
 import_model = _on_default_core(Core.import_model)
 get_versions = _on_default_core(Core.get_versions)
 query_model = _on_default_core(Core.query_model)
+
+
+def reduce_model(model: CompiledModel) -> tuple[Callable[..., CompiledModel], tuple[BytesIO]]:
+    """Return the function and the arguments by which pickle makes a model again.
+
+    Raises:
+        BlobError: a subgraph op of the model cannot be exported.
+    """
+    stream = BytesIO()
+    model.export_model(stream)
+    stream.seek(0)
+    return import_model, (stream,)

@@ -56,6 +56,7 @@ _log = logging.getLogger("subgraph")
 # A runner, a callable for its whole run, and one that repeats its last run (`Runner.repeat`).
 _Idle = tuple[Runner, Callable[[Sequence[Any]], Any], Repeat | None]
 _export_model: Hook[[CompiledModel, str | PathLike[str] | IO[bytes]], None] = Hook("export a model")
+_reduce: Hook[[CompiledModel], tuple[Any, ...]] = Hook("pickle a model")
 
 
 class FindsDevices(Protocol):
@@ -481,6 +482,14 @@ class CompiledModel:
             OSError: The target cannot be written.
         """
         _export_model(self, target)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the model as its export, which the default Core of the other process imports.
+
+        Raises:
+            BlobError: A subgraph op of the model cannot be exported.
+        """
+        return _reduce(self)
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))

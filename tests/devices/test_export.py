@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,39 @@ def test_round_trip_by_path_and_stream(core: sg.Core, tmp_path: Path, device: st
         assert not again(X)[0].any()
     assert model(X)[0].any()
     assert os.listdir(tmp_path) == ["net.blob"]
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE"])
+def test_pickled_model(core: sg.Core, device: str) -> None:
+    model = core.compile_model(net(), device)
+    model.parameters["b"].assign(np.full(16, 0.5, np.float32))
+    again = pickle.loads(pickle.dumps(model))
+    same(again, model)
+    assert again.device == model.device
+    again.parameters["m"].assign(np.zeros((16, 10), np.float32))
+    assert model(X)[0].any()
+
+
+def test_pickled_model_in_another_process(core: sg.Core) -> None:
+    model = core.compile_model(net(), "CPU")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        found = pool.submit(model, X).result()
+    np.testing.assert_array_equal(found[0], model(X)[0])
+
+
+def test_model_of_an_op_without_export_is_not_pickled(core: sg.Core) -> None:
+    class Negative(sg.SubgraphOp):
+        def forward(self, inputs: list[Any]) -> list[Any]:
+            return [-inputs[0]]
+
+    x = sg.input("x", (2,))
+    inner = sg.Graph([x], [ops.Neg(x)], "negative")
+    node = sg.subgraph_node(inner, Negative(inner))
+    outer = sg.input("x", (2,))
+    node.inputs = (outer,)
+    model = core.compile_model(sg.Graph([outer], node.outputs, nodes=[node]), "CPU")
+    with pytest.raises(sg.BlobError, match="Negative"):
+        pickle.dumps(model)
 
 
 @pytest.mark.parametrize("ran", [True, False])
