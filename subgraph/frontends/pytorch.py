@@ -61,7 +61,15 @@ def from_torch(
         )
     # While gradients are recorded, PyTorch traces attention as operators that ONNX has, too.
     with torch.enable_grad():
-        return _graph_of(torch, module, tuple(args), dict(kwargs or {}), dynamic_shapes)
+        exported = _exported(torch, module, tuple(args), dict(kwargs or {}), dynamic_shapes)
+    signature = exported.graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise ModelError(
+            f"{_title(module)} changes {', '.join(changed)} in place, which a graph cannot; call "
+            "module.eval(), or return the changed tensor as a result"
+        )
+    return _graph_of(torch, exported)
 
 
 def torch_backend(
@@ -70,8 +78,8 @@ def torch_backend(
     """Compile a traced graph: ``torch.compile(module, backend="subgraph")``.
 
     PyTorch itself runs a graph that cannot run here, after a RuntimeWarning that says why: one that
-    is differentiated, has tensors that are not on the processor, changes its inputs, or has
-    operators without a form in ONNX.
+    is differentiated, has tensors that are not on the processor, or has operators without a form in
+    ONNX.
 
     Args:
         module: The ``torch.fx.GraphModule``.
@@ -126,41 +134,45 @@ def _torch() -> Any:
     return import_module("torch")
 
 
-def _graph_of(
+def _exported(
     torch: Any,
     module: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
-) -> Graph:
-    """Return the graph of a module; see `from_torch`.
+) -> Any:
+    """Return the ``torch.export.ExportedProgram`` of a module, without operators in place.
 
     Raises:
-        ModelError: see `from_torch`.
+        ModelError: PyTorch cannot trace the module.
     """
     try:
         # Inside torch.compile, the outer trace must not see this one.
         with torch._guards.tracing(None):
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
-            # Only a graph without operators in place lists what they changed.
-            exported = exported.run_decompositions({})
-            signature = exported.graph_signature
-            changed = [*signature.buffers_to_mutate.values()]
-            changed += signature.user_inputs_to_mutate.values()
-            # The optimiser would compute constants from weights, which are then no parameters.
-            written = None if changed else torch.onnx.export(exported, **_FORM)
-    except Exception as error:  # of any type: the exporter calls the module
+            # Its signature then lists what the operators in place have changed.
+            return exported.run_decompositions({})
+    except Exception as error:  # of any type: the module's code runs
         raise ModelError(f"PyTorch cannot export {_title(module)}: {_cause(error)}") from error
-    if written is None:
-        raise ModelError(
-            f"{_title(module)} changes {', '.join(changed)} in place, which a graph cannot; call "
-            "module.eval(), or return the changed tensor as a result"
-        )
+
+
+def _graph_of(torch: Any, exported: Any) -> Graph:
+    """Return the graph of an exported program.
+
+    Raises:
+        ModelError: an operator has no form in ONNX.
+    """
+    if any("batch_norm_legit_functional" in f"{node.target}" for node in exported.graph.nodes):
+        # The exporter writes it as the normalization of evaluation, with other results.
+        raise ModelError("PyTorch cannot write a BatchNormalization in training mode as ONNX")
+    try:
+        # The optimiser would compute constants from weights, which are then no parameters.
+        with torch._guards.tracing(None):
+            written = torch.onnx.export(exported, dynamo=True, optimize=False, verbose=False)
+    except Exception as error:  # of any type, from the function for any operator
+        raise ModelError(f"PyTorch cannot write it as ONNX: {_cause(error)}") from error
     # The zero biases of convolutions, for example, are computed from the shapes of weights.
     return apply_pass(load(written.model_proto), "ConstantFolding")
-
-
-_FORM = {"dynamo": True, "optimize": False, "verbose": False}
 
 
 def _title(module: Any) -> str:
@@ -201,11 +213,14 @@ class _Traced:
         graph: The graph; its inputs are the tensors that differ from call to call.
         inputs: The position of each of these among the inputs of the traced graph.
         weights: The position of each weight, its parameter, and its tensor at the first call.
+        changed: The positions of the inputs that the traced graph changes in place; their new
+            values are the first outputs of the graph.
     """
 
     graph: Graph
     inputs: list[int]
     weights: list[tuple[int, Parameter, Any]]
+    changed: list[int]
 
     @classmethod
     def of(cls, torch: Any, module: Any, example_inputs: Sequence[Any]) -> _Traced:
@@ -222,21 +237,30 @@ class _Traced:
         alone, positions = _with_tensors_only(torch, module, example_inputs)
         holders = [node for node in alone.graph.nodes if node.op == "placeholder"]
         tensors = tuple(example_inputs[position] for position in positions)
-        graph = _graph_of(torch, alone, tensors, {}, _dynamic_shapes(torch, holders))
+        shapes = _dynamic_shapes(torch, holders)
+        exported = _exported(torch, alone, tensors, {}, shapes)
+        signature = exported.graph_signature
+        names: Sequence[str] = signature.user_inputs
+        changed = [positions[names.index(k)] for k in signature.user_inputs_to_mutate.values()]
+        if changed:
+            # The new values are the first results of its graph, but no results of the program.
+            exported = _exported(torch, exported.graph_module, tensors, {}, shapes)
+        graph = _graph_of(torch, exported)
         inputs: list[int] = []
         weights: list[tuple[int, Parameter, Any]] = []
         for position, tensor, node, value in zip(
             positions, tensors, holders, graph.inputs, strict=True
         ):
             # PyTorch marks the parameters and buffers of the module, whose addresses stay.
-            if "_dynamo_static_input_type" in node.meta.get("tensor_dict", ()):
+            static = "_dynamo_static_input_type" in node.meta.get("tensor_dict", ())
+            if static and position not in changed:
                 value.parameter = Parameter(value.name, _array(torch, tensor))
                 weights.append((position, value.parameter, tensor))
             else:
                 inputs.append(position)
         graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
         graph.refresh_parameters()
-        return cls(graph, inputs, weights)
+        return cls(graph, inputs, weights, changed)
 
 
 def _with_tensors_only(
@@ -336,7 +360,7 @@ class _Compiled:
             graph = optimize_for(graph, options["property"])
         self._torch = torch
         self._model = compile_model(graph, options.get("device", "CPU"), options.get("config"))
-        self._inputs = traced.inputs
+        self._inputs, self._changed = traced.inputs, traced.changed
         self._weights = [_Weight(*weight) for weight in traced.weights]
         self._lock = threading.Lock()
 
@@ -346,7 +370,10 @@ class _Compiled:
             self._assign(inputs)
         torch = self._torch
         results = self._model(*[_array(torch, inputs[k]) for k in self._inputs])
-        return tuple([_tensor(torch, array) for array in results.to_tuple()])
+        found = [_tensor(torch, array) for array in results.to_tuple()]
+        for position, new in zip(self._changed, found, strict=False):
+            inputs[position].copy_(new)
+        return tuple(found[len(self._changed) :])
 
     def _assign(self, inputs: Sequence[Any]) -> None:
         """Assign the weights that have changed, in one transaction."""
