@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from subgraph.devices.device import Config, Device, class_name
 from subgraph.devices.model_input import without_defaults
 from subgraph.devices.query import QueryResult
-from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
+from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError, described
 from subgraph.graph.graph import Graph
 from subgraph.partition.constants import constant_nodes, constants_to_weights
 from subgraph.runtime.compiled_model import CompiledModel
@@ -144,7 +144,7 @@ def _named(device: Device, method: str, argument: object) -> Generator[None]:
         raise
     except Exception as error:
         shown = f"graph {argument.name!r}" if isinstance(argument, Graph) else repr(argument)
-        raised = f"raised {type(error).__name__}: {error}, given {shown}"
+        raised = f"raised {described(error)}, given {shown}"
         about_properties = method in ("get_property", "set_property")
         # A simple device looks an option up in a dict, so that its KeyError means an unknown
         # option.
