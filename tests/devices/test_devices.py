@@ -415,3 +415,49 @@ def test_a_device_object_starts_once() -> None:
     second.register_device("EARLY", device)
     assert second.device("EARLY") is device
     assert (device.starts, device.name, device.core) == (2, "EARLY", second)
+
+
+class Slow(Counting):
+    """Waits in its start until another thread has tried to start it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.end = threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        super().start()
+        self.begun.set()
+        assert self.end.wait(10)
+
+
+def test_a_device_object_starts_once_when_two_cores_start_it_at_the_same_time() -> None:
+    device, first, second = Slow(), sg.Core(), sg.Core()
+    first.register_device("FIRST", device)
+    second.register_device("SECOND", device)
+    thread = threading.Thread(target=first.device, args=["FIRST"])
+    thread.start()
+    try:
+        assert device.begun.wait(10)
+        with pytest.raises(sg.DeviceError, match=r"SECOND cannot start: .* being started"):
+            second.device("SECOND")
+    finally:
+        device.end.set()
+        thread.join()
+    assert first.device("FIRST") is device
+    assert (device.starts, device.name, device.core) == (1, "FIRST", first)
+
+
+def test_a_device_object_whose_start_was_interrupted_starts_again() -> None:
+    class Interrupted(Counting):
+        def start(self) -> None:
+            super().start()
+            if self.starts == 1:
+                raise KeyboardInterrupt
+
+    device, first, second = Interrupted(), sg.Core(), sg.Core()
+    first.register_device("FIRST", device)
+    second.register_device("SECOND", device)
+    with pytest.raises(KeyboardInterrupt):
+        first.device("FIRST")
+    assert second.device("SECOND") is device
+    assert (device.name, device.core) == ("SECOND", second)
