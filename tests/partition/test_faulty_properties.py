@@ -104,7 +104,7 @@ def test_an_op_whose_exception_has_no_text_falls_back(device: str) -> None:
     for _ in range(4):
         np.testing.assert_allclose(model([array])[0], want[0], rtol=1e-6)
     (report,) = model.get_property("FALLBACKS").values()
-    assert report["failures"] == 3  # then the breaker is open
+    assert report["failures"] >= 3  # then the breaker is open for a time
     assert "RuntimeError" in report["cause"]
 
 
