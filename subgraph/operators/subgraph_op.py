@@ -491,8 +491,19 @@ def open_own(op: SubgraphOp) -> Session:
 
     ``session`` is looked up in the class, like all methods of ops that the framework calls except
     ``forward``: an attribute of this name, such as a runtime's session, does not shadow it.
+
+    Raises:
+        DeviceError: ``session`` returned something else.
     """
-    return type(op).session(op)
+    session = type(op).session(op)
+    if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]
+        name, made = f"{type(op).__name__}.session", type(session).__name__
+        error = DeviceError(
+            f"{name} returned a {made}; return an instance of a child of sg.Session"
+        )
+        error.lost = False
+        raise error
+    return session
 
 
 # One lock for all ops: a partition makes tens of thousands of ops, and preparing a plan is short.

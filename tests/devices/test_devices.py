@@ -6,6 +6,7 @@ import importlib
 import logging
 import pkgutil
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -461,3 +462,31 @@ def test_a_device_object_whose_start_was_interrupted_starts_again() -> None:
         first.device("FIRST")
     assert second.device("SECOND") is device
     assert (device.name, device.core) == ("SECOND", second)
+
+
+@pytest.mark.parametrize(
+    "hook", ["query_model", "compile_model", "get_property", "set_property", "metrics", "supports"]
+)
+def test_a_stop_iteration_of_a_hook_is_reported_like_other_errors(hook: str) -> None:
+    """It passed through, because of how contextlib treats errors that are raised from it."""
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise StopIteration
+
+    methods = {"supports": lambda *_: True, "create_op": lambda self, graph, options: Ones(graph)}
+    core = sg.Core()
+    core.register_device("STOPS", type("Stops", (sg.Device,), {**methods, hook: stop}))
+    calls: dict[str, Callable[[], Any]] = {
+        "set_property": lambda: core.set_property("STOPS", {"NUM_STREAMS": 1}),
+        "get_property": lambda: core.get_property("STOPS", "FULL_DEVICE_NAME"),
+    }
+    calls["metrics"] = calls["get_property"]
+    with pytest.raises(sg.SubgraphError, match=r"STOPS: .* raised StopIteration"):
+        calls.get(hook, lambda: core.compile_model(net(), "STOPS"))()
+
+
+class Ones(sg.SubgraphOp):
+    """Returns ones."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        return [np.ones((1, 4), np.float32) for _ in self.subgraph.outputs]
