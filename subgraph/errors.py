@@ -86,6 +86,19 @@ def file_error(action: str, path: str | os.PathLike[Any], error: OSError) -> Fil
     return made
 
 
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception, also of one whose ``__str__`` itself raises."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"(its text cannot be shown: {type(second).__name__})"
+
+
+def described(error: BaseException) -> str:
+    """Return the class and the text of a foreign exception, for the message of an error."""
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
 def require_type(
     value: object, kind: type | tuple[type, ...], error: type[SubgraphError], wanted: str
 ) -> None:

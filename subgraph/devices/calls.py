@@ -7,14 +7,13 @@ method, and every result is checked for its type and its names.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 from subgraph.devices.device import Config, Device, class_name
 from subgraph.devices.model_input import without_defaults
 from subgraph.devices.query import QueryResult
-from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
+from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError, described
 from subgraph.graph.graph import Graph
 from subgraph.partition.constants import constant_nodes, constants_to_weights
 from subgraph.runtime.compiled_model import CompiledModel
@@ -134,23 +133,45 @@ def compile_queried(
     return _compiled(device, graph if result is None else result.lifted or graph, config)
 
 
-@contextmanager
-def _named(device: Device, method: str, argument: object) -> Generator[None]:
-    """Convert a foreign exception to an error that names device, method and argument."""
-    try:
-        yield
-    except (SubgraphError, MemoryError):
+class _named:
+    """A ``with`` block that converts a foreign exception to an error that names device and method.
+
+    A class: ``contextlib.contextmanager`` takes a RuntimeError raised from a StopIteration, which a
+    hook may raise, for one of Python's own, and lets the StopIteration pass.
+    """
+
+    def __init__(self, device: Device, method: str, argument: object) -> None:
+        """Run a hook of a device.
+
+        Args:
+            device: The device.
+            method: The hook.
+            argument: What it is given, for the message.
+        """
+        self._device, self._method, self._argument = device, method, argument
+
+    def __enter__(self) -> None:
+        """Begin the call."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Convert the exception of the call.
+
+        Raises:
+            DeviceError: the hook raised an exception that is not Subgraph's.
+            ConfigError: it looked up a property that it does not know.
+        """
         # Errors of Subgraph name their cause. A lack of memory is no fault of the device.
-        raise
-    except Exception as error:
+        if not isinstance(error, Exception) or isinstance(error, (SubgraphError, MemoryError)):
+            return
+        argument, method = self._argument, self._method
         shown = f"graph {argument.name!r}" if isinstance(argument, Graph) else repr(argument)
-        raised = f"raised {type(error).__name__}: {error}, given {shown}"
+        raised = f"raised {described(error)}, given {shown}"
         about_properties = method in ("get_property", "set_property")
         # A simple device looks an option up in a dict, so that its KeyError means an unknown
         # option.
         wrong_key = about_properties and isinstance(error, (LookupError, ValueError))
         kind = ConfigError if wrong_key else DeviceError
-        raise kind(f"device {device.name}: {method} {raised}") from error
+        raise kind(f"device {self._device.name}: {method} {raised}") from error
 
 
 def query_on(device: Device, graph: Graph, config: Config | None) -> QueryResult:

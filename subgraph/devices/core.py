@@ -31,6 +31,7 @@ from subgraph.devices.device_sources import (
     device_modules,
     device_of_module,
     installed_devices,
+    starting,
     unknown_device,
 )
 from subgraph.devices.model_input import Model, prepared_graph, read_model, without_defaults
@@ -40,7 +41,9 @@ from subgraph.errors import (
     ConfigError,
     DeviceError,
     SubgraphError,
+    described,
     file_error,
+    message_of,
     require_type,
 )
 from subgraph.graph.graph import Graph
@@ -195,8 +198,7 @@ class Core:
                 if isinstance(error, SubgraphError) or not isinstance(error, Exception):
                     raise
                 raise DeviceError(
-                    f"device {name} cannot take a kernel of {extension.key!r}: "
-                    f"{type(error).__name__}: {error}"
+                    f"device {name} cannot take a kernel of {extension.key!r}: {described(error)}"
                 ) from error
             if extension not in self._extensions:
                 self._extensions.append(extension)
@@ -281,16 +283,18 @@ class Core:
             raise unknown_device(name, [*self._makers, *device_modules(BACKENDS)])
         try:
             device = device_of_module(module) if maker is None else maker[0]()
-            self._has_started(name, device)  # raises if the object is a device elsewhere
-            device.name = name
-            device.core = self
-            device.start()
-            self._extend(device, name)
+            with starting(device):  # Cores have locks of their own
+                self._has_started(name, device)  # raises if the object is a device elsewhere
+                device.name = name
+                device.core = self
+                device.start()
+                self._extend(device, name)
+                self._devices[name] = device
         except Exception as error:
             # An error about the machine says what is missing; the text of others, such as the key
             # of a KeyError, says little without the error's type.
             says_why = isinstance(error, (SubgraphError, ImportError, OSError, RuntimeError))
-            why = str(error) if says_why else f"{type(error).__name__}: {error}"
+            why = message_of(error) if says_why else described(error)
             message = f"device {name} cannot start: {why}"
             self._failed[name] = message
             # A missing optional package is normal: log it below the default level.

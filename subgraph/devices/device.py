@@ -25,7 +25,7 @@ from subgraph.devices.query import (
     reason_of,
     refuse_with_users,
 )
-from subgraph.errors import ConfigError, DeviceError, SubgraphError
+from subgraph.errors import ConfigError, DeviceError, SubgraphError, described
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.operator import Operator
 from subgraph.operators.region_names import region_of
@@ -326,7 +326,7 @@ class Device:
             raise
         except Exception as error:
             raise DeviceError(
-                f"device {self.name}: supports raised {type(error).__name__}: {error}, given node "
+                f"device {self.name}: supports raised {described(error)}, given node "
                 f"{node.name!r} ({node.op_type})"
             ) from error
         return "" if answer else reason_of(answer, node, self.name)

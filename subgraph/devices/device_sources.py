@@ -6,12 +6,16 @@ A module of `PLUGINS` or `BACKENDS` defines one device; its name in capitals is 
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 
 from subgraph.devices.device import Device
 from subgraph.errors import DeviceError
+from subgraph.system.forking import free_in_child
 from subgraph.system.registry import nearest
 
 PLUGINS = "subgraph.devices.plugins"  # package of the built-in devices
@@ -21,6 +25,10 @@ _ENTRY_POINTS = "subgraph.devices"  # group of the entry points of other package
 HELPER_MODULES = ("base", "libraries", "openvino_forms", "operand_checks", "property")
 # Device names of other frameworks for hardware that OPENCL can use.
 _OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
+
+# The process in which a device object is being started, by the object's id.
+_starting: dict[int, int] = {}
+_starting_lock = free_in_child(threading.Lock())
 
 
 @cache
@@ -82,3 +90,26 @@ def unknown_device(name: str, known: Iterable[str]) -> DeviceError:
     else:
         hint = nearest(name, known)
     return DeviceError(f"no device named {name!r}; {hint}")
+
+
+@contextmanager
+def starting(device: Device) -> Generator[None]:
+    """Start a device object in the ``with`` block, while no other thread starts the same object.
+
+    Raises:
+        DeviceError: Another Core, or another device of this one, starts it.
+    """
+    key = id(device)
+    with _starting_lock:
+        # A forked child inherits the entry of a start that goes on in its parent alone.
+        if _starting.get(key) == os.getpid():
+            raise DeviceError(
+                f"this object is being started as the device {device.name!r} of a Core; register "
+                "its class, or an object for each"
+            )
+        _starting[key] = os.getpid()
+    try:
+        yield
+    finally:
+        with _starting_lock:
+            _starting.pop(key, None)

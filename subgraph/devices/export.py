@@ -37,6 +37,7 @@ from subgraph.errors import (
     LimitError,
     ModelError,
     SubgraphError,
+    described,
 )
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Unchecked, transaction
@@ -353,9 +354,7 @@ def import_model(
         AttributeError,
         ArithmeticError,
     ) as error:
-        raise BlobError(
-            f"{reader.name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise BlobError(f"{reader.name} cannot be imported: {described(error)}") from error
 
 
 def _importer(device: Device, compiled_for: str) -> Device:

@@ -28,6 +28,7 @@ from subgraph.errors import (
     RequestCancelledError,
     SubgraphError,
     UnsupportedOpError,
+    message_of,
 )
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.result_arrays import fill_outputs, is_array, is_list
@@ -287,7 +288,7 @@ class FallbackSession(Session):
         try:
             results = self._run_other(op, inputs, outputs)
         except Exception as second:
-            second.add_note(f"{self._own_op.device} failed before: {error}")
+            second.add_note(f"{self._own_op.device} failed before: {message_of(error)}")
             raise
         # Counted only now: if the other device fails as well, the cause is more likely in the
         # inputs than in the device.

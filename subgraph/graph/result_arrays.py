@@ -24,6 +24,17 @@ def is_list(results: Any) -> bool:
     return isinstance(results, (list, tuple))
 
 
+def read_only(item: Any) -> Any:
+    """Return an input of a user's op as read-only views; objects that are no arrays as they are."""
+    if is_array(item):
+        if not item.flags.writeable:
+            return item
+        view = item.view()
+        view.flags.writeable = False
+        return view
+    return [read_only(element) for element in item] if is_list(item) else item
+
+
 def own_results(results: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     """Return results that the caller may write to: none shares memory with another array.
 

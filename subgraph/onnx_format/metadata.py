@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from subgraph.errors import ModelError
 from subgraph.onnx_format.checks import text_of
 from subgraph.operators.messages import StringStringEntryProto
 
@@ -18,6 +19,7 @@ GRAPH_NAME = "subgraph.graph"
 HIDDEN_INPUTS = "subgraph.hidden_inputs"
 # Key of a graph or function: the record of the partition that `explain` reads, as JSON.
 PARTITION_RECORD = "subgraph.partition"
+_MAX_DIGITS = 9  # versions and numbers of inputs fit into 32 bits
 
 
 def metadata_of(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
@@ -27,6 +29,25 @@ def metadata_of(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
         ModelError: a text is not UTF-8.
     """
     return {text_of(entry.key): text_of(entry.value) for entry in entries}
+
+
+def number_in(metadata: Mapping[str, str], key: str, default: int) -> int:
+    """Return the number under a key.
+
+    Args:
+        metadata: The metadata.
+        key: The key.
+        default: The number if the key is absent.
+
+    Raises:
+        ModelError: the text is no decimal number, or one of more than nine digits.
+    """
+    text = metadata.get(key)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise ModelError(f"metadata {key!r} is {text[:40]!r}; it must be a number")
+    return int(text)
 
 
 def add_metadata(proto: Any, metadata: Mapping[str, str]) -> None:

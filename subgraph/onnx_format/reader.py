@@ -28,6 +28,7 @@ from subgraph.onnx_format.metadata import (
     PARTITION_RECORD,
     SUBGRAPH_NODE,
     metadata_of,
+    number_in,
 )
 from subgraph.onnx_format.order import sort_nodes, used
 from subgraph.onnx_format.scope import Binding, Level, Names, Scope
@@ -412,7 +413,7 @@ class GraphReader:
             scope: Scope of the node.
         """
         inner = self._function_scope(proto, function, Level(function.name), scope)
-        hidden = int(metadata.get(HIDDEN_INPUTS, "0"))
+        hidden = number_in(metadata, HIDDEN_INPUTS, 0)
         inputs = self._bind_inputs(proto, function, inner, scope, hidden)
         outputs = _pairs(function.output, proto.output, proto)
         # Lazy reading needs the types of all outputs, since nothing infers them then.
@@ -426,7 +427,7 @@ class GraphReader:
             outputs=[self._output_value(actual, proto, scope) for _, actual in outputs],
             name=scope.level.node_name(_prefixed(scope, text_of(proto.name))),
             domain=metadata.get(OP_DOMAIN, canonical_domain(proto.domain)),
-            version=int(metadata.get(OP_VERSION, function_version)),
+            version=number_in(metadata, OP_VERSION, function_version),
             attrs={text_of(a.name): self._attribute(a, scope) for a in proto.attribute},
             metadata=metadata_of(proto.metadata_props),
             subgraph=graph,

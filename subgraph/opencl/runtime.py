@@ -172,6 +172,10 @@ def _refusal(device: cl.Device) -> str:
     return ""
 
 
+# The process that called the drivers first, so that their threads and handles are in it alone.
+_driver_process = 0
+
+
 @cache
 def find_devices() -> tuple[cl.Device, ...]:
     """Return the machine's OpenCL devices: GPUs first, then others, simulators last.
@@ -181,7 +185,9 @@ def find_devices() -> tuple[cl.Device, ...]:
     Raises:
         DeviceError: There is no pyopencl, no driver, or no device.
     """
+    global _driver_process
     api = opencl()
+    _driver_process = _driver_process or os.getpid()
     try:
         platforms = _platforms(api)
     except api.Error as error:
@@ -255,10 +261,14 @@ class Runtime:
         """Create a context for the device.
 
         Raises:
-            DeviceError: The driver refuses.
+            DeviceError: The driver refuses, or does not work in this process.
         """
         api = opencl()
         self.device = device
+        self.name = f"{device.name.strip()} ({device.platform.name.strip()})"
+        self.survives_fork = device.platform.name == SIMULATOR  # which has no threads
+        self._process = _driver_process
+        self.check_process()
         self.traits = traits_of(device)
         try:
             self.context = api.Context([device])
@@ -266,23 +276,20 @@ class Runtime:
             raise DeviceError(f"OpenCL device {device.name!r} cannot be opened: {error}") from error
         self._programs: dict[ClSource, Any] = {}
         self._lock = free_in_child(threading.Lock())
-        self._process = os.getpid()
-        self.name = f"{device.name.strip()} ({device.platform.name.strip()})"
-        self.survives_fork = not self.traits.is_gpu or device.platform.name == SIMULATOR
 
     def check_process(self) -> None:
         """Check that the driver works in this process.
 
-        Drivers of graphics processors do not work in a forked child of the process that opened
-        them: NVIDIA's ends the child by SIGSEGV.
+        Drivers do not work in a forked child of the process that called them first: NVIDIA's ends
+        the child by SIGSEGV, and PoCL waits without end for threads that only the parent has.
 
         Raises:
             DeviceError: This process is such a child.
         """
         if not self.survives_fork and os.getpid() != self._process:
             raise DeviceError(
-                f"OpenCL device {self.name!r} was opened before this process was forked, "
-                "and its driver does not work in forked processes: use processes that are started "
+                f"the driver of OpenCL device {self.name!r} was used before this process was "
+                "forked, and does not work in forked processes: use processes that are started "
                 "by 'spawn' or 'forkserver', or another device"
             )
 

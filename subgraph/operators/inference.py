@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.errors import ModelError, ShapeError, SubgraphError
+from subgraph.errors import ModelError, ShapeError, SubgraphError, described, message_of
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.result_arrays import is_list
 from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.op_checks import output_types, region_types
 from subgraph.operators.operator import find_operator, operator_key
@@ -221,7 +222,7 @@ def infer_types(
         check_operands(node, input_types, values)
         if rule is None:
             return infer_by_onnx(node, input_types, values)
-        found = list(rule(node, input_types, values))
+        found = _checked_answer(node, rule(node, input_types, values))
     except SubgraphError as error:
         if not isinstance(error, ShapeError) or str(error).startswith("node "):
             raise
@@ -253,13 +254,30 @@ def part_metadata(node: Node) -> dict[str, str]:
     return {"origin": node.name, **notes}
 
 
+def _checked_answer(node: Node, answer: Any) -> list[ValueType | None]:
+    """Return the types that an operator's ``infer`` returned.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    wanted = f"infer of {node.op_type} returned {answer!r}; return a list of types, None if unknown"
+    if not is_list(answer):
+        raise TypeError(wanted)
+    types: list[Any] = list(answer)
+    for type_ in types:
+        if type_ is not None and not isinstance(type_, ValueType):
+            raise TypeError(wanted)
+    return types
+
+
 def _mismatch(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
     shown = ", ".join("-" if t is None else str(t) for t in types)
     where = f"node {node.name!r} ({node.op_type})" if node.name else node.op_type
     origin = (node.metadata or {}).get("origin")
     if origin:
         where += f", made of node {origin!r}"
-    return ShapeError(f"{where}: inputs ({shown}) do not fit: {error}")
+    why = described(error) if isinstance(error, KeyError) else message_of(error)
+    return ShapeError(f"{where}: inputs ({shown}) do not fit: {why}")
 
 
 def infer_by_onnx(

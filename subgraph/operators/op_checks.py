@@ -13,6 +13,7 @@ from subgraph.errors import (
     ShapeError,
     SubgraphError,
     UnsupportedOpError,
+    described,
 )
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.result_arrays import is_array, is_list
@@ -98,9 +99,7 @@ def output_types(op: CheckedOp, inputs: Sequence[ValueType | None]) -> list[Valu
     except SubgraphError:
         raise
     except Exception as error:
-        raise ShapeError(
-            f"{type(op).__name__}.infer_types raised {type(error).__name__}: {error}"
-        ) from error
+        raise ShapeError(f"{type(op).__name__}.infer_types raised {described(error)}") from error
     wanted = len(op.subgraph.outputs)
     if not is_list(given):
         shown = repr(given)

@@ -17,11 +17,19 @@ from typing import Any, TypeGuard, cast
 
 import numpy as np
 
-from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOpError
+from subgraph.errors import (
+    LimitError,
+    ShapeError,
+    SubgraphError,
+    UnsupportedOpError,
+    described,
+    message_of,
+)
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
 from subgraph.graph.result_arrays import is_array, is_list
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
+from subgraph.operators.compute_checks import call_foreign, is_foreign
 from subgraph.operators.inference import (
     check_values,
     infer_types,
@@ -62,9 +70,14 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
         outputs = _without_elements(_checked_types(node, given))
         if outputs is None:
             with np.errstate(all="ignore"):
-                outputs = compute(node, given) if compute else standard(node, given)
+                if compute is None:
+                    outputs = standard(node, given)
+                elif operator is not None and is_foreign(operator):
+                    outputs = call_foreign(operator, compute, node, given)
+                else:
+                    outputs = compute(node, given)
     except SubgraphError as error:
-        text = str(error)
+        text = message_of(error)
         # An error from inside a function body names its own node.
         if text.startswith("node "):
             raise
@@ -190,7 +203,9 @@ def _reason(error: BaseException) -> str:
     """Return the text of the first cause, at most 400 characters; onnx.reference wraps errors."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip() or type(error).__name__
+    text = message_of(error).strip() or type(error).__name__
+    if isinstance(error, KeyError):  # whose text is the key alone
+        text = described(error)
     return text if len(text) <= 400 else f"{text[:400]}…"
 
 

@@ -13,14 +13,10 @@ from typing import Any, Protocol
 
 import attrs
 
-from subgraph.errors import (
-    DeviceError,
-    PartitionError,
-    require_type,
-)
+from subgraph.errors import DeviceError, PartitionError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Unchecked
-from subgraph.graph.result_arrays import fill_outputs, is_array, is_list, own_results
+from subgraph.graph.result_arrays import fill_outputs, is_array, is_list, own_results, read_only
 from subgraph.graph.types import Array, ValueType
 from subgraph.operators.op_checks import (
     DEFAULT_DEVICE,
@@ -168,7 +164,8 @@ class Session:
             if len(self._checks) >= _MAX_CHECKED_SHAPES:
                 self._checks.clear()
             checks = self._checks[key] = checks_for(self.op, inputs)
-        results = self.op.forward(list(inputs))
+        # Another device repeats the run on these inputs if the op fails, and other nodes read them.
+        results = self.op.forward([read_only(item) for item in inputs])
         if not is_list(results):
             returned = f"a {type(results).__name__}"
             raise contract_error(self.op, returned, "return a list of arrays, one for each output")
@@ -335,8 +332,8 @@ class SubgraphOp:
         """Compute the outputs.
 
         Args:
-            inputs: One item for each input of ``subgraph``: an array, or for a weight its
-                Parameter, whose ``array`` has the version that this run must use.
+            inputs: One item for each input of ``subgraph``: a read-only array with any strides, or
+                for a weight its Parameter, whose ``array`` has the version that this run must use.
 
         Returns:
             One array for each output of ``subgraph``. The caller copies those in the memory of an
@@ -494,8 +491,19 @@ def open_own(op: SubgraphOp) -> Session:
 
     ``session`` is looked up in the class, like all methods of ops that the framework calls except
     ``forward``: an attribute of this name, such as a runtime's session, does not shadow it.
+
+    Raises:
+        DeviceError: ``session`` returned something else.
     """
-    return type(op).session(op)
+    session = type(op).session(op)
+    if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]
+        name, made = f"{type(op).__name__}.session", type(session).__name__
+        error = DeviceError(
+            f"{name} returned a {made}; return an instance of a child of sg.Session"
+        )
+        error.lost = False
+        raise error
+    return session
 
 
 # One lock for all ops: a partition makes tens of thousands of ops, and preparing a plan is short.
@@ -543,15 +551,17 @@ def subgraph_node(
         metadata: Metadata of the node.
 
     Raises:
-        PartitionError: ``op`` is no SubgraphOp, overrides neither ``forward`` nor ``session``, or
-            its ``__init__`` does not call its parent's.
+        PartitionError: ``op`` is no SubgraphOp, overrides neither ``forward`` nor ``session``, is
+            made of a graph with other numbers of inputs or outputs, or its ``__init__`` does not
+            call its parent's.
     """
     require_type(subgraph, Graph, PartitionError, "the inner graph of the subgraph node")
+    require_type(name, str, PartitionError, "the name of the subgraph node")
     types: Sequence[ValueType | None] = [value.type for value in subgraph.outputs]
     if op is None:
         op = DefaultSubgraphOp(subgraph)
     else:
-        _check_made(op)
+        _check_made(op, subgraph)
         if op.says_types:
             types = output_types(op, [value.type for value in subgraph.inputs])
     outputs = [Value("", type_) for type_ in types]
@@ -564,7 +574,7 @@ def subgraph_node(
     return node
 
 
-def _check_made(op: SubgraphOp) -> None:
+def _check_made(op: SubgraphOp, subgraph: Graph) -> None:
     if not isinstance(op, SubgraphOp):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(
             f"op of a subgraph node is {op!r}; give a SubgraphOp made of the inner graph, as in "
@@ -574,5 +584,12 @@ def _check_made(op: SubgraphOp) -> None:
         raise PartitionError(
             f"{type(op).__name__}.__init__ does not call super().__init__(subgraph), so the op "
             "has no subgraph; call it first"
+        )
+    own, ports = op.subgraph, (len(subgraph.inputs), len(subgraph.outputs))
+    if (len(own.inputs), len(own.outputs)) != ports:
+        raise PartitionError(
+            f"op {type(op).__name__} is made of graph {own.name!r} with {len(own.inputs)} inputs "
+            f"and {len(own.outputs)} outputs, its node runs {subgraph.name!r} with {ports[0]} and "
+            f"{ports[1]}; make it of that graph"
         )
     check_op(op, SubgraphOp)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from subgraph.errors import PartitionError, SubgraphError
+from subgraph.errors import PartitionError, SubgraphError, described
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.partition.constants import ConstantWeights, replace_by_weights
@@ -109,8 +109,9 @@ def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Optio
         options: Options of the pass, for ``pre_partition``.
 
     Raises:
-        PartitionError: the hook raised, or refused the graph.
+        PartitionError: the hook raised, refused the graph, or changed its inputs or outputs.
     """
+    before = _ports(graph)
     try:
         if method == "pre_partition":
             answer: Any = owner.pre_partition(graph, options.as_dict())
@@ -121,14 +122,25 @@ def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Optio
         raise
     except Exception as error:
         raise PartitionError(
-            f"property {property_name(owner)!r}: {method} raised {type(error).__name__}: {error}"
+            f"property {property_name(owner)!r}: {method} raised {described(error)}"
         ) from error
     if isinstance(answer, Reject):
         raise PartitionError(
             f"property {property_name(owner)!r}: {method} refused graph {graph.name!r}: "
             f"{answer.reason} ({answer.where})"
         )
+    after = answer if isinstance(answer, Graph) else graph
+    if _ports(after) != before:
+        raise PartitionError(
+            f"property {property_name(owner)!r}: {method} changed the inputs and outputs of graph "
+            f"{graph.name!r} from {before} to {_ports(after)}; leave them as they are"
+        )
     return answer if isinstance(answer, Graph) else None
+
+
+def _ports(graph: Graph) -> tuple[list[str], list[str]]:
+    """Return the names of a graph's inputs and of its outputs."""
+    return [value.name for value in graph.inputs], [value.name for value in graph.outputs]
 
 
 def _cut_bodies(top: _Target, owner: SubgraphProperty, options: Options, shared: _Shared) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar, overload
 
-from subgraph.errors import DeviceError, PartitionError
+from subgraph.errors import DeviceError, PartitionError, described
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import subgraph_node
 from subgraph.partition.selector import (
@@ -226,7 +226,7 @@ def _made(factory: PropertyFactory, name: str) -> SubgraphProperty:
         raise
     except Exception as error:
         raise PartitionError(
-            f"property {name!r}: {defined_at(factory)} raised {type(error).__name__}: {error}; "
+            f"property {name!r}: {defined_at(factory)} raised {described(error)}; "
             "what takes arguments is passed as an object, not by its class or name"
         ) from error
     if not isinstance(made, SubgraphProperty):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import attrs
 
-from subgraph.errors import PartitionError, SubgraphError
+from subgraph.errors import PartitionError, SubgraphError, described
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
 from subgraph.graph.order import list_uses
 from subgraph.graph.parameters import Parameter
@@ -147,7 +147,7 @@ def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node |
     except Exception as error:
         name = property_name(property)
         raise PartitionError(
-            f"property {name!r}: create_subgraph_node raised {type(error).__name__}: {error} for "
+            f"property {name!r}: create_subgraph_node raised {described(error)} for "
             f"region {number} ({len(piece.inner.nodes)} nodes, the first of them "
             f"{piece.inner.nodes[0].name!r}); return None or sg.Reject(why) to refuse a region"
         ) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, cast
 
-from subgraph.errors import ModelError
+from subgraph.errors import ModelError, described
 from subgraph.partition.record import (
     CAPPED,
     MADE,
@@ -101,9 +101,7 @@ def load_record(text: str) -> PartitionRecord:
         held = _Reader(json.loads(text))
         return held.record()
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
-        raise ModelError(
-            f"the record of the partition is damaged: {type(error).__name__}: {error}"
-        ) from error
+        raise ModelError(f"the record of the partition is damaged: {described(error)}") from error
 
 
 def _is(kind: type[Any] | tuple[type[Any], ...]) -> Callable[[Any], bool]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from subgraph.errors import PartitionError, SubgraphError
+from subgraph.errors import PartitionError, SubgraphError, described
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.partition.driver import call_hook
 from subgraph.partition.op_note import OpNote
@@ -117,7 +117,7 @@ def _remake(node: Node, owner: SubgraphProperty, number: int) -> tuple[str, str]
     except PartitionError as error:
         return type(error.__cause__ or error).__name__, f"{error}"
     except SubgraphError as error:
-        return type(error).__name__, f"{type(error).__name__}: {error}"
+        return type(error).__name__, described(error)
     if isinstance(made, Reject):
         return made.reason, f"it refused: {made.reason}"
     if made.op is None or made.subgraph is None:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from subgraph.errors import PartitionError
+from subgraph.errors import PartitionError, described
 from subgraph.graph.graph import Node
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.property import SubgraphProperty, property_name
@@ -59,7 +59,7 @@ class SelectorDriver:
         except Exception as error:
             raise PartitionError(
                 f"property {property_name(self.property)!r}: create_subgraph_selector raised "
-                f"{type(error).__name__}: {error}"
+                f"{described(error)}"
             ) from error
         if not isinstance(made, SubgraphSelector):
             raise PartitionError(
@@ -76,7 +76,7 @@ class SelectorDriver:
                 made.reset()
             except Exception as error:
                 raise PartitionError(
-                    f"selector {type(made).__name__}.reset raised {type(error).__name__}: {error}"
+                    f"selector {type(made).__name__}.reset raised {described(error)}"
                 ) from error
         return made
 
@@ -121,7 +121,7 @@ class SelectorDriver:
             left = None if answer is None or isinstance(answer, str) else list(answer)
         except Exception as error:
             raise PartitionError(
-                f"selector {name}.filter raised {type(error).__name__}: {error}; it was given "
+                f"selector {name}.filter raised {described(error)}; it was given "
                 f"{len(found)} candidates, the first of them node {nodes[found[0]].name!r}"
             ) from error
         # The driver itself stands for "nothing strange": None may be an item of the answer.
@@ -187,7 +187,7 @@ class SelectorDriver:
         """
         raise PartitionError(
             f"selector {type(selector).__name__}.{METHODS[method]} raised "
-            f"{type(error).__name__}: {error}; {self._asked(method, node, other)}"
+            f"{described(error)}; {self._asked(method, node, other)}"
         ) from error
 
     def _asked(self, method: int, node: int, other: int) -> str:

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 
-from subgraph.errors import UnsupportedOpError
+from subgraph.errors import UnsupportedOpError, described, message_of
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.system.forking import free_in_child
 
@@ -82,9 +82,9 @@ class Breaker:
             Whether the cause is new, and whether the breaker has opened.
         """
         with self._lock:
-            self.cause = str(error) or type(error).__name__
+            self.cause = message_of(error) or type(error).__name__
             self.failures += 1
-            kind = f"{type(error).__name__}: {error}"
+            kind = described(error)
             new = kind not in self._known and len(self._known) < _MAX_CAUSES
             if new:
                 self._known.add(kind)

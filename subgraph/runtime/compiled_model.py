@@ -15,7 +15,7 @@ from functools import cache
 from os import PathLike
 from typing import IO, Any, Protocol
 
-from subgraph.errors import ConfigError, ShapeError
+from subgraph.errors import ConfigError, DeviceError, ShapeError, described
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, ParameterTable, Snapshot, State, call_pinned, epoch
 from subgraph.graph.result_arrays import is_array
@@ -433,7 +433,7 @@ class CompiledModel:
     def region_strategies(self) -> dict[str, dict[str, Any]]:
         """How the calls of each region were served: ``chosen`` and ``declined`` strategies."""
         reports = {
-            step.node.name: type(step.op).run_report(step.op)
+            step.node.name: _report_of(step.op)
             for step in self._plan.all_steps()
             if step.op is not None
         }
@@ -501,6 +501,14 @@ class CompiledModel:
 def _exclusive_executor(device: str) -> TaskExecutor:
     """Return the task executor that runs the requests of all models of a device one at a time."""
     return TaskExecutor(f"exclusive-{device}")
+
+
+def _report_of(op: SubgraphOp) -> dict[str, Any]:
+    try:
+        return type(op).run_report(op)
+    except Exception as error:
+        name = type(op).__name__
+        raise DeviceError(f"{name}.run_report raised {described(error)}") from error
 
 
 def _runs_on(node: Node) -> list[str]:

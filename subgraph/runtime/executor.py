@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import attrs
 import numpy as np
 
-from subgraph.errors import DeviceError, LimitError, RequestCancelledError, SubgraphError
+from subgraph.errors import DeviceError, LimitError, RequestCancelledError, SubgraphError, described
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import enter_run, leave_run
 from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
@@ -569,7 +569,7 @@ def raise_failure(error: Exception, node: Node, run: object = None) -> NoReturn:
     device = op.device if op is not None else "REFERENCE"
     own = op is None or device != SubgraphOp.device or type(op) is DefaultSubgraphOp
     place = f"on device {device!r}" if own else f"in {type(op).__name__}.forward"
-    failure = DeviceError(f"{where} failed {place}: {type(error).__name__}: {error}")
+    failure = DeviceError(f"{where} failed {place}: {described(error)}")
     failure.lost = op is not None and device != SubgraphOp.device
     for note in getattr(error, "__notes__", ()):
         failure.add_note(note)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from subgraph.errors import ConfigError, DeviceError
+from subgraph.errors import ConfigError, DeviceError, described
 from subgraph.runtime.infer_request import Callback, InferRequest
 from subgraph.runtime.requested_model import RequestedModel
 from subgraph.runtime.task_executor import lent
@@ -134,7 +134,7 @@ class InferQueue:
         if errors:
             summary = DeviceError(f"{len(errors)} runs of the queue failed; the first: {errors[0]}")
             for error in errors[:10]:
-                summary.add_note(f"{type(error).__name__}: {error}")
+                summary.add_note(described(error))
             raise summary from errors[0]
 
     def __iter__(self) -> Iterator[InferRequest]:

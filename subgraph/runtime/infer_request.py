@@ -22,6 +22,7 @@ from subgraph.errors import (
     RequestCancelledError,
     RequestError,
     SubgraphError,
+    described,
     require_type,
 )
 from subgraph.graph.parameters import Snapshot, call_pinned, pinned
@@ -227,7 +228,7 @@ class InferRequest:
             if run.error is None:
                 run.error = error
             else:
-                run.error.add_note(f"and its callback raised {type(error).__name__}: {error}")
+                run.error.add_note(f"and its callback raised {described(error)}")
         finally:
             self._callback_threads.discard(thread)
             self._release(run)

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from subgraph.errors import DeviceError
+from subgraph.errors import DeviceError, described
 from subgraph.graph.limits import budgets, enter_run, leave_run, limited
 from subgraph.graph.parameters import pinned, pinned_snapshot
 from subgraph.runtime.task_executor import TaskExecutor
@@ -300,7 +300,7 @@ class _Run:
     def _raise(self) -> None:
         (_, first), *others = sorted(self._errors, key=lambda each: each[0])
         for _, error in others:
-            first.add_note(f"beside it failed: {type(error).__name__}: {error}")
+            first.add_note(f"beside it failed: {described(error)}")
         raise first
 
     def _start(self) -> int | None:

@@ -25,6 +25,7 @@ from subgraph.errors import (
     ShapeError,
     SubgraphError,
     UnsupportedOpError,
+    described,
 )
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import transaction
@@ -120,7 +121,7 @@ def check_device(
 
 def _error_text(error: Exception) -> str:
     own = isinstance(error, FailedCheck)
-    text = str(error) if own else f"{type(error).__name__}: {error}"
+    text = str(error) if own else described(error)
     return "\n  ".join([*text.splitlines(), *getattr(error, "__notes__", [])])
 
 
@@ -556,7 +557,7 @@ def _expect_error(kind: type[Exception], text: str, do: Callable[[], object]) ->
         do()
     except kind as error:
         if text not in str(error):
-            fail(f"the error does not mention {text!r}: {type(error).__name__}: {error}")
+            fail(f"the error does not mention {text!r}: {described(error)}")
     except Exception as error:
         raise FailedCheck(
             f"{type(error).__name__} instead of sg.{kind.__name__} about {text!r}: {error}"

@@ -21,7 +21,7 @@ from typing import Any, Self, TextIO, TypeVar, cast
 
 import attrs
 
-from subgraph.errors import PassError, SubgraphError
+from subgraph.errors import PassError, SubgraphError, described
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import check_time
 from subgraph.graph.parameters import changes_by_thread
@@ -204,7 +204,7 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
         raise
     except Exception as error:
         raise PassError(
-            f"pass {name!r} failed on graph {graph.name!r}: {type(error).__name__}: {error}"
+            f"pass {name!r} failed on graph {graph.name!r}: {described(error)}"
         ) from error
     # The time is taken before the checks, which can take longer than a small pass.
     seconds = time.perf_counter() - start

@@ -6,6 +6,7 @@ import importlib
 import logging
 import pkgutil
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -415,3 +416,77 @@ def test_a_device_object_starts_once() -> None:
     second.register_device("EARLY", device)
     assert second.device("EARLY") is device
     assert (device.starts, device.name, device.core) == (2, "EARLY", second)
+
+
+class Slow(Counting):
+    """Waits in its start until another thread has tried to start it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.end = threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        super().start()
+        self.begun.set()
+        assert self.end.wait(10)
+
+
+def test_a_device_object_starts_once_when_two_cores_start_it_at_the_same_time() -> None:
+    device, first, second = Slow(), sg.Core(), sg.Core()
+    first.register_device("FIRST", device)
+    second.register_device("SECOND", device)
+    thread = threading.Thread(target=first.device, args=["FIRST"])
+    thread.start()
+    try:
+        assert device.begun.wait(10)
+        with pytest.raises(sg.DeviceError, match=r"SECOND cannot start: .* being started"):
+            second.device("SECOND")
+    finally:
+        device.end.set()
+        thread.join()
+    assert first.device("FIRST") is device
+    assert (device.starts, device.name, device.core) == (1, "FIRST", first)
+
+
+def test_a_device_object_whose_start_was_interrupted_starts_again() -> None:
+    class Interrupted(Counting):
+        def start(self) -> None:
+            super().start()
+            if self.starts == 1:
+                raise KeyboardInterrupt
+
+    device, first, second = Interrupted(), sg.Core(), sg.Core()
+    first.register_device("FIRST", device)
+    second.register_device("SECOND", device)
+    with pytest.raises(KeyboardInterrupt):
+        first.device("FIRST")
+    assert second.device("SECOND") is device
+    assert (device.name, device.core) == ("SECOND", second)
+
+
+@pytest.mark.parametrize(
+    "hook", ["query_model", "compile_model", "get_property", "set_property", "metrics", "supports"]
+)
+def test_a_stop_iteration_of_a_hook_is_reported_like_other_errors(hook: str) -> None:
+    """It passed through, because of how contextlib treats errors that are raised from it."""
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise StopIteration
+
+    methods = {"supports": lambda *_: True, "create_op": lambda self, graph, options: Ones(graph)}
+    core = sg.Core()
+    core.register_device("STOPS", type("Stops", (sg.Device,), {**methods, hook: stop}))
+    calls: dict[str, Callable[[], Any]] = {
+        "set_property": lambda: core.set_property("STOPS", {"NUM_STREAMS": 1}),
+        "get_property": lambda: core.get_property("STOPS", "FULL_DEVICE_NAME"),
+    }
+    calls["metrics"] = calls["get_property"]
+    with pytest.raises(sg.SubgraphError, match=r"STOPS: .* raised StopIteration"):
+        calls.get(hook, lambda: core.compile_model(net(), "STOPS"))()
+
+
+class Ones(sg.SubgraphOp):
+    """Returns ones."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        return [np.ones((1, 4), np.float32) for _ in self.subgraph.outputs]

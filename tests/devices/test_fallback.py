@@ -448,3 +448,46 @@ def test_requests_side_by_side_share_the_breaker() -> None:
     tried = a.runs
     check(model, seven())
     assert a.runs == tried
+
+
+class Writing(sg.SubgraphOp):
+    """Writes to an input, by the way given, and fails afterwards."""
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        item = inputs[0]
+        for array in item if isinstance(item, list) else [item]:
+            array[...] = 9
+        raise ValueError("after writing")
+
+
+class WritingProperty(sg.SubgraphProperty):
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Tanh", "ConcatFromSequence"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+        return sg.subgraph_node(subgraph, op=Writing(subgraph))
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "HETERO:CPU,REFERENCE"])
+@pytest.mark.parametrize("kind", ["input", "between", "sequence"])
+def test_an_op_that_writes_to_its_inputs_changes_no_result(device: str, kind: str) -> None:
+    """The caller's array, values that other nodes read, and the inputs of the repeated run."""
+    x = sg.input("x", (2, 2), "float32")
+    h = ops.Sigmoid(x) if kind == "between" else x
+    t = (
+        ops.ConcatFromSequence(ops.SequenceConstruct(x, x), axis=0)
+        if kind == "sequence"
+        else ops.Tanh(h)
+    )
+    graph = sg.Graph([x], [t, ops.Add(h, x), h])
+    array = np.full((2, 2), 0.25, np.float32)
+    want = list(sg.compile_model(graph, "REFERENCE")([array]).values())
+    graph.attrs["subgraph_property"] = WritingProperty()
+    model = sg.compile_model(sg.passes.apply_pass(graph, "PartitionGraph"), device)
+    for _ in range(2):
+        found = model([array])
+        for one, other in zip(found.values(), want, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert (array == 0.25).all()
+    (report,) = model.get_property("FALLBACKS").values()
+    assert "read-only" in report["cause"]

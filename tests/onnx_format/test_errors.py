@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.operators.schema import newest_opset
 
 FILE_ERRORS = (sg.ModelError, sg.UnsupportedOpError)
@@ -367,3 +368,17 @@ def test_newest_operator_sets_are_those_of_the_onnx_package() -> None:
     for schema in onnx.defs.get_all_schemas_with_history():
         newest[schema.domain] = max(newest.get(schema.domain, 1), schema.since_version)
     assert {domain: newest_opset(domain) for domain in newest} == newest
+
+
+@pytest.mark.parametrize("key", ["subgraph.version", "subgraph.hidden_inputs"])
+@pytest.mark.parametrize("text", ["", "1-", "-1", "0x1", "1" * 5000, "\N{SUPERSCRIPT TWO}"])
+def test_a_number_in_the_metadata_of_a_saved_region_may_be_damaged(key: str, text: str) -> None:
+    x = sg.input("x", (2, 2), "float32")
+    graph = sg.Graph([x], [ops.Relu(ops.Neg(x))])
+    proto = sg.to_onnx(sg.optimize_for(graph, sg.ContainOpSelector({"Relu"})))
+    (function,) = proto.functions
+    for entry in [each for each in function.metadata_props if each.key == key]:
+        function.metadata_props.remove(entry)
+    function.metadata_props.add(key=key, value=text)
+    with pytest.raises(sg.ModelError, match=f"metadata '{key}' is '.*'; it must be a number"):
+        sg.load(proto)

@@ -406,7 +406,60 @@ def test_lost_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(again.infer([array])[0], wanted, rtol=1e-4)
 
 
-def test_a_graphics_processor_is_refused_in_a_forked_child(
+_FORKS = """
+import sys
+import numpy as np
+import subgraph as sg
+from subgraph import ops
+from tests.support.children import in_child
+
+x = sg.input("x", ("N", 4), "float32")
+w = sg.parameter("w", np.full((4, 5), 2, np.float32))
+graph = sg.Graph([x], [ops.Relu(ops.MatMul(x, w, name="the_product"))])
+core, array = sg.Core(), np.ones((3, 4), np.float32)
+models = []
+if sys.argv[1] == "listed":
+    assert "OPENCL" in core.available_devices
+elif sys.argv[1] == "ran":
+    for name in ("OPENCL", "HETERO:OPENCL,CPU", "MULTI:OPENCL,CPU"):
+        models.append(core.compile_model(graph, name))
+    requests = [model.create_infer_request() for model in models]
+    for request in requests:
+        assert (request.infer([array])[0] == 8).all()
+
+def check():
+    for name in ("OPENCL", "HETERO:OPENCL,CPU", "MULTI:OPENCL,CPU", "AUTO"):
+        models.append(core.compile_model(graph, name))
+    for model in models:
+        assert (model([array])[0] == 8).all()
+        assert (model([array[:2]])[0] == 8).all()
+        request = model.create_infer_request()
+        request.start_async([array])
+        assert (request.wait(20)[0] == 8).all()
+    if sys.argv[1] == "ran":
+        for request in requests:
+            assert (request.infer([array])[0] == 8).all()
+    try:
+        strict = core.compile_model(graph, "OPENCL", {"RUNTIME_FALLBACK": False})
+        strict([array])
+        assert sys.argv[1] == "unused"
+    except sg.DeviceError as error:
+        assert "does not work in forked processes" in str(error), error
+
+in_child(check, seconds=100)
+"""
+
+
+@pytest.mark.parametrize("parent", ["unused", "listed", "ran"])
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent(parent: str) -> None:
+    """PoCL waits without end in a child of a process that has listed its devices."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _FORKS, parent], capture_output=True, text=True, timeout=200
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+def test_a_driver_is_refused_in_a_forked_child(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """NVIDIA's driver ends such a child by SIGSEGV at its first call; CPU takes over instead."""
@@ -420,7 +473,7 @@ def test_a_graphics_processor_is_refused_in_a_forked_child(
     monkeypatch.setattr(opened, "survives_fork", False)
     monkeypatch.setattr(opened, "_process", -1)
     for request in (requests[1], strict.create_infer_request()):
-        with pytest.raises(DeviceError, match=r"opened before this process was forked.*'spawn'"):
+        with pytest.raises(DeviceError, match=r"used before this process was forked.*'spawn'"):
             request.infer([array])
     with caplog.at_level(logging.WARNING):
         np.testing.assert_allclose(requests[0].infer([array])[0], wanted, rtol=1e-4)

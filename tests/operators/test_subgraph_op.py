@@ -191,3 +191,37 @@ def test_an_op_whose_init_forgets_its_parent() -> None:
     inner = inner_graph()
     with pytest.raises(sg.PartitionError, match=r"super\(\)\.__init__\(subgraph\)"):
         sg.subgraph_node(inner, op=Forgetful(inner))
+
+
+@pytest.mark.parametrize("made", [None, 7, "session", [1]])
+def test_session_returns_a_session(made: Any) -> None:
+    class Own(sg.SubgraphOp):
+        def session(self) -> Any:
+            return made
+
+    x = sg.input("x", (2,), "float32")
+    inner = sg.Graph([x], [ops.Relu(x)])
+    node = sg.subgraph_node(inner, op=Own(inner))
+    graph = sg.Graph([v for v in node.inputs if v], node.outputs, nodes=[node])
+    for device in ("CPU", "REFERENCE"):
+        with pytest.raises(sg.DeviceError, match=r"Own\.session returned a .*child of sg\.Session"):
+            sg.compile_model(graph, device)([np.ones(2, np.float32)])
+
+
+def test_the_error_of_a_report_names_the_op() -> None:
+    class Own(sg.SubgraphOp):
+        def forward(self, inputs: list[Any]) -> list[Any]:
+            return [inputs[0] + 1]
+
+        def run_report(self) -> dict[str, Any]:
+            raise KeyError("runs")
+
+    x = sg.input("x", (2,), "float32")
+    inner = sg.Graph([x], [ops.Relu(x)])
+    node = sg.subgraph_node(inner, op=Own(inner))
+    model = sg.compile_model(
+        sg.Graph([v for v in node.inputs if v], node.outputs, nodes=[node]), "REFERENCE"
+    )
+    assert (model([np.ones(2, np.float32)])[0] == 2).all()
+    with pytest.raises(sg.DeviceError, match=r"Own\.run_report raised KeyError: 'runs'"):
+        model.get_property("REGION_STRATEGIES")

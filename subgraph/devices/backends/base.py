@@ -29,7 +29,7 @@ from subgraph.devices.backends.operand_checks import (
 from subgraph.devices.device import Device
 from subgraph.devices.model_input import static_form
 from subgraph.devices.query import PreparedGraph
-from subgraph.errors import ConfigError, DeviceError, ModelError, SubgraphError
+from subgraph.errors import ConfigError, DeviceError, ModelError, SubgraphError, message_of
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.result_arrays import fill_outputs
@@ -443,7 +443,7 @@ def _numbers_of(text: str) -> tuple[int, ...]:
 
 def reason_of_library(error: BaseException) -> str:
     """Return the first lines of a library's message, at most 400 characters, with its class."""
-    text = " ".join(str(error).split())
+    text = " ".join(message_of(error).split())
     return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
 
 

@@ -15,6 +15,7 @@ from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel
 from subgraph.devices.backends.libraries.tvm_model import TvmModel, constant_outputs
 from subgraph.graph.graph import Node
 from subgraph.runtime.settings import option
+from subgraph.system.forking import free_in_child
 
 # Operators whose conversion was tested on random graphs. The frontend aborts the process for some
 # models with other operators, so no others are passed to it.
@@ -28,7 +29,7 @@ _OPERATORS = frozenset(
 )
 # TVM converts and builds in one thread at a time (scopes of its operators are global), and so is
 # the redirection of standard output.
-_converting = threading.RLock()
+_converting = free_in_child(threading.RLock())
 
 
 @attrs.frozen

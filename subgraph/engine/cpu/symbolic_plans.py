@@ -13,6 +13,7 @@ from subgraph.engine.executable.symbolic_plan import (
 )
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.region.strategy import Declined, Request, Strategy
+from subgraph.errors import described
 from subgraph.graph.graph import Graph
 from subgraph.weights.cache import WeightCache
 
@@ -84,7 +85,7 @@ class SymbolicPlans(Strategy):
         try:
             made = make_symbolic_plan(graph, types, groups, self._options, self._weights)
         except Exception as error:  # lowerings that do not support symbolic sizes fail in any way
-            raise Declined(f"{type(error).__name__}: {error}") from error
+            raise Declined(described(error)) from error
         if made is None:
             raise Declined("the reference computes a part of the plan")
         self.made += 1

@@ -21,7 +21,7 @@ from subgraph.engine.executable.reference_runner import ReferenceRunner
 from subgraph.engine.executable.stored_program import StoredProgram
 from subgraph.engine.executable.symbolic_plan import PlanInstance
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
-from subgraph.engine.planner.step_profile import Span
+from subgraph.engine.planner.step_profile import Span, shown_kernel
 from subgraph.engine.program import abi
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.program.program import Program, Step, runtime_kernels
@@ -116,7 +116,10 @@ class ExecutablePlan:
         self._arena_at = -1  # address of the arena in the words
         self._arena_patch = layout.arena
         kernels = [*(step[0] for step in layout.steps), *(k for k, _ in layout.kernels)]
-        addresses = toolchain.addresses([*kernels, *runtime_kernels(pool)])
+        try:
+            addresses = toolchain.addresses([*kernels, *runtime_kernels(pool)])
+        except loader.KernelError as error:
+            raise _at_node(error, self.entries) from error.__cause__
         self._words = _copied_words(layout)
         self._slot: ReportSlot | None = None
         if layout.reports:
@@ -449,6 +452,17 @@ def _run_one_to_one(
         return [copy()]
 
     return run
+
+
+def _at_node(error: loader.KernelError, entries: Sequence[ProfileEntry]) -> loader.KernelError:
+    """Return the error of a kernel with the first node that uses it; itself if none does."""
+    kernel = shown_kernel(error.kernel)
+    for entry in entries:
+        if entry.kernel == kernel:
+            named = loader.KernelError(f"node {entry.node!r} ({entry.op_type}): {error}")
+            named.kernel = error.kernel
+            return named
+    return error
 
 
 def _check_memory(arena_bytes: int, outputs: Sequence[Port]) -> None:

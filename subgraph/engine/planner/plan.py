@@ -49,7 +49,7 @@ from subgraph.engine.planner.plan_types import (
     UnknownShapeError,
     constant,
 )
-from subgraph.errors import ShapeError, SubgraphError
+from subgraph.errors import DeviceError, ShapeError, SubgraphError, described
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import (
     check_memory,
@@ -542,15 +542,19 @@ class Planner:
             )
             try:
                 rule.function(node, low)
-            except SubgraphError:
+            except (SubgraphError, MemoryError):
                 low.undo()
                 raise
             except _INVALID_NODE_ERRORS as error:
                 # The reference raises the error that names the invalid attribute or shape.
                 low.undo()
-                reason = f"its lowering failed: {type(error).__name__}: {error}"
+                reason = f"its lowering failed: {described(error)}"
                 _LOG.info("node %r (%s): %s", node.name, node.op_type, reason, exc_info=error)
                 raise Unsupported(reason) from error
+            except Exception as error:
+                low.undo()
+                where = f"node {node.name!r} ({node.op_type})"
+                raise DeviceError(f"{where}: its lowering raised {described(error)}") from error
             return low
 
         return self.layouts.lower(node, rule, inputs, [t for _, t in outputs], attempt)

@@ -20,9 +20,14 @@ def profile_entries(plan: Plan) -> tuple[ProfileEntry, ...]:
     return tuple(map(_entry, plan.items))
 
 
+def shown_kernel(description: str) -> str:
+    """Return the name of a kernel in profile entries."""
+    return description.removeprefix("subgraph.ops.")
+
+
 def _entry(item: Item) -> ProfileEntry:
     if isinstance(item, EmittedStep):
-        kernel = item.kernel.description.removeprefix("subgraph.ops.")
+        kernel = shown_kernel(item.kernel.description)
         moved, flops = item.bytes, item.flops
     else:
         kernel, flops = "reference", 0

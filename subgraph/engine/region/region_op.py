@@ -22,7 +22,7 @@ from subgraph.engine.region.specialized_inputs import Key
 from subgraph.engine.region.split_plan import SplitPlan, SplitRegion
 from subgraph.engine.region.stored_fusion import describe, rebuild
 from subgraph.engine.region.strategy import Strategy
-from subgraph.errors import SubgraphError
+from subgraph.errors import SubgraphError, described
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter, Snapshot, Versions
 from subgraph.graph.types import Array
@@ -119,7 +119,7 @@ class RegionOp(SubgraphOp):
         try:
             return rebuild(self.subgraph, stored[0]), Versions(stored[1])
         except (SubgraphError, KeyError, TypeError, ValueError, AttributeError) as error:
-            self.resolver.note("stored fusion", f"{type(error).__name__}: {error}")
+            self.resolver.note("stored fusion", described(error))
             return None
 
     def release(self) -> None:

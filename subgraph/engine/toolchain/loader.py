@@ -39,7 +39,13 @@ _ALLOWED = frozenset([*_MATH.split(), *(f"{n}f" for n in _MATH.split()), *_OTHER
 
 
 class KernelError(DeviceError):
-    """A kernel cannot be compiled, or its code cannot be loaded."""
+    """A kernel cannot be compiled, or its code cannot be loaded.
+
+    Attributes:
+        kernel: Description of the kernel; "" if it is not about one.
+    """
+
+    kernel = ""
 
 
 _ALIGN, _WORD = 64, 8  # bytes: alignment of an image (a cache line), and of an address in its table

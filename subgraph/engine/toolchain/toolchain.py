@@ -27,7 +27,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import cache_key, text_key
 from subgraph.engine.toolchain.loader import KernelError as KernelError
 from subgraph.engine.toolchain.objectfile import undefined_symbols
-from subgraph.errors import ConfigError
+from subgraph.errors import ConfigError, described
 from subgraph.graph.limits import check_time
 from subgraph.system import host, objectcache
 from subgraph.system.forking import free_in_child, held_while_forking
@@ -208,7 +208,9 @@ def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Definition]:
     packed = prebuilt.find(kernel, isa)
     if packed is not None:
         yield packed
-    yield from _stored_under(cache_key(kernel, isa))
+    with _errors_about(kernel):
+        key = cache_key(kernel, isa)
+    yield from _stored_under(key)
 
 
 def _stored_text(text: str, isa: host.Isa) -> Iterator[_Definition]:
@@ -316,7 +318,8 @@ def compile_to_cache(kernel: Kernel) -> None:
     """
     isa = host.isa()
     key = cache_key(kernel, isa)
-    code = _compile(kernel, _symbol(key), isa)
+    with _errors_about(kernel):
+        code = _compile(kernel, _symbol(key), isa)
     if not objectcache.write(key, code):
         _addresses[kernel, isa] = loader.load([(_symbol(key), code)])[0]
 
@@ -435,13 +438,23 @@ def _load_or_compile(kernel: Kernel, isa: host.Isa) -> int:
         return ctypes.cast(_empty_kernel(), ctypes.c_void_p).value or 0
     found = _load_first(kernel.description, _stored(kernel, isa))
     if found is None:
-        with _expecting(1):
+        with _expecting(1), _errors_about(kernel):
             found = _compile_and_load(
                 kernel.description,
                 cache_key(kernel, isa),
                 lambda symbol: _compile(kernel, symbol, isa),
             )
     return found
+
+
+@contextmanager
+def _errors_about(kernel: Kernel) -> Generator[None]:
+    """Record the kernel in a KernelError that the body raises, for a caller that knows its node."""
+    try:
+        yield
+    except KernelError as error:
+        error.kernel = kernel.description
+        raise
 
 
 def _load_first(what: str, stored: Iterable[_Definition]) -> int | None:
@@ -495,7 +508,9 @@ def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
         function = compiler.make_function(kernel.module, kernel.factory, dict(kernel.variant))
         data = compiler.compile_object(function, symbol, isa)
     except Exception as error:
-        raise KernelError(f"{kernel.description}: cannot be compiled: {error}") from error
+        raise KernelError(
+            f"{kernel.description}: cannot be compiled: {described(error)}"
+        ) from error
     code = _checked(kernel.description, symbol, data)
     _report(kernel, time.perf_counter() - start)
     return code

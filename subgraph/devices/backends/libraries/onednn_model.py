@@ -17,6 +17,7 @@ from subgraph.devices.backends.libraries.translation import (
     Programs,
     Shapes,
     node_attributes,
+    openmp_threads,
     parsed_model,
     result_array,
 )
@@ -147,15 +148,17 @@ class OnednnModel:
         runs: dict[Shapes, _Run] = {}
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
-            if self._threads:
-                library.set_threads(self._threads)
+            threads = openmp_threads(self._threads)
+            if threads:
+                library.set_threads(threads)
             shapes = tuple(array.shape for array in arrays)
-            run = runs.get(shapes)
+            # A program runs on the number of threads that it was compiled with.
+            key = (*shapes, (threads,))
+            run = runs.get(key)
             if run is None:
                 runs.clear()
-                run = runs[shapes] = _Run(
-                    library, self._programs.get(shapes, self._compiled), self._constants, outputs
-                )
+                program = self._programs.get(key, lambda key: self._compiled(key[:-1]))
+                run = runs[key] = _Run(library, program, self._constants, outputs)
             tensors = run.program.tensors
             targets = [
                 result_array(target, tensors[number].shape)

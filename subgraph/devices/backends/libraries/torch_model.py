@@ -20,6 +20,7 @@ from subgraph.devices.backends.libraries.translation import (
     Programs,
     Shapes,
     node_attributes,
+    openmp_threads,
     parsed_model,
     writable_view,
 )
@@ -116,8 +117,9 @@ class TorchModel:
         torch = self._torch
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
-            if self._threads:
-                torch.set_num_threads(self._threads)
+            threads = openmp_threads(self._threads)
+            if threads:
+                torch.set_num_threads(threads)
             tensors = [self._tensor(writable_view(array)) for array in arrays]
             # cuDNN rounds the operands of convolutions to TensorFloat-32 by default.
             exact = torch.backends.cudnn.flags(allow_tf32=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Container, Mapping
 from typing import Any, Generic, TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType
+from subgraph.system.forking import free_in_child
 
 _MAX_SHAPES = 16  # sets of input shapes whose programs a model caches
 Shapes = tuple[tuple[int, ...], ...]
@@ -24,7 +26,7 @@ class Programs(Generic[Program]):
     def __init__(self) -> None:
         """Start without programs."""
         self._programs: dict[Shapes, Program] = {}
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
 
     def get(self, shapes: Shapes, compile_for: Callable[[Shapes], Program]) -> Program:
         """Return the program for shapes of the inputs.
@@ -140,6 +142,25 @@ def node_attributes(node: Any) -> dict[str, Any]:
 
     found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     return {name: v.decode() if isinstance(v, bytes) else v for name, v in found.items()}
+
+
+# The process that ran a library with OpenMP first; 0: none yet.
+_openmp_process = 0
+
+
+def openmp_threads(wanted: int) -> int:
+    """Return how many threads of OpenMP a run of a library may use; 0: as many as it chooses.
+
+    In a forked child GNU's OpenMP waits without end for threads that only the parent has, unless it
+    uses the calling thread alone.
+
+    Args:
+        wanted: The number that the options say; 0: the library chooses.
+    """
+    global _openmp_process
+    process = os.getpid()
+    _openmp_process = _openmp_process or process
+    return wanted if process == _openmp_process else 1
 
 
 def writable_view(array: Array) -> Array:

@@ -1,0 +1,51 @@
+"""A forked child runs the models that it inherits by the libraries that its parent has used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.backends import ON_CARDS, PACKAGES, installed
+
+SCRIPT = """
+import sys
+import threading
+import numpy as np
+import subgraph as sg
+from subgraph import ops
+from tests.support.children import in_child
+
+def net():
+    x = sg.input("x", ("N", 64), "float32")
+    w = sg.parameter("w", np.ones((64, 64), np.float32))
+    return sg.Graph([x], [ops.Relu(ops.MatMul(x, w)), ops.Tanh(ops.MatMul(x, w))])
+
+config = {"RUNTIME_FALLBACK": False}
+core, device = sg.Core(), sys.argv[1]
+model = core.compile_model(net(), device, config)
+array = np.ones((600, 64), np.float32)  # large enough for the libraries to use their threads
+request = model.create_infer_request()
+for run in (model, request.infer):
+    assert (run([array])[0] == 64).all()
+
+def check():
+    for run in (model, request.infer, model.create_infer_request().infer):
+        assert (run([array])[0] == 64).all()
+        assert (run([array[:500]])[0] == 64).all()
+    request.start_async([array])
+    assert (request.wait(60)[0] == 64).all()
+    assert (core.compile_model(net(), device, config)([array])[0] == 64).all()
+
+in_child(check, seconds=60)
+assert (model([array])[0] == 64).all()
+"""
+
+
+@pytest.mark.parametrize("device", installed(*(name for name in PACKAGES if name not in ON_CARDS)))
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent(device: str) -> None:
+    """GNU's OpenMP, in PyTorch and oneDNN, waits for them without end."""
+    command = [sys.executable, "-c", SCRIPT, device]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr[-3000:]

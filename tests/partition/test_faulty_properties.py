@@ -1,0 +1,147 @@
+"""Properties and ops that break their contract: an error names them, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+
+
+class Unprintable(Exception):
+    """An exception whose text cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Property(sg.SubgraphProperty):
+    """Takes MatMul, Add and Relu, and does in a method what a test gives."""
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        self.methods = methods
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        if "create_subgraph_selector" in self.methods:
+            return self.methods["create_subgraph_selector"]()  # type: ignore[no-any-return]
+        return sg.ContainOpSelector({"MatMul", "Add", "Relu"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> Any:
+        method = self.methods.get("create_subgraph_node", sg.subgraph_node)
+        return method(subgraph)
+
+    def pre_partition(self, graph: sg.Graph, options: Any) -> Any:
+        return self.methods.get("pre_partition", lambda graph: None)(graph)
+
+    def post_partition(self, graph: sg.Graph) -> Any:
+        return self.methods.get("post_partition", lambda graph: None)(graph)
+
+
+class Raising(sg.SubgraphOp):
+    """Raises an exception whose text cannot be shown."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        raise Unprintable
+
+
+def net() -> sg.Graph:
+    x = sg.input("x", ("N", 4), "float32")
+    w = sg.parameter("w", np.eye(4, dtype=np.float32))
+    h = ops.Relu(ops.Add(ops.MatMul(x, w), x), name="h")
+    return sg.Graph([x], [ops.Tanh(h, name="y"), h])
+
+
+def cut(**methods: Callable[..., Any]) -> sg.Graph:
+    graph = net()
+    before = str(graph)
+    try:
+        graph.attrs["subgraph_property"] = Property(**methods)
+        return sg.passes.apply_pass(graph, "PartitionGraph")
+    finally:
+        del graph.attrs["subgraph_property"]
+        assert str(graph) == before
+        graph.verify()
+
+
+def fail(*_: Any) -> Any:
+    raise Unprintable
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["create_subgraph_selector", "create_subgraph_node", "pre_partition", "post_partition"],
+)
+def test_an_exception_without_text_is_named_with_the_method(method: str) -> None:
+    with pytest.raises(sg.PartitionError, match=rf"{method} raised Unprintable"):
+        cut(**{method: fail})
+
+
+@pytest.mark.parametrize("method", ["select", "select_input", "select_output", "filter"])
+def test_a_selector_whose_exception_has_no_text_is_named(method: str) -> None:
+    yes: dict[str, Any] = {
+        name: lambda *_: True for name in ("select", "select_input", "select_output")
+    }
+    kind = type("Failing", (sg.SubgraphSelector,), {**yes, method: fail})
+    if method == "select_output":
+        kind = type("Failing", (kind,), {"select_input": lambda *_: False})
+    if method == "select_input":
+        only_end = lambda _, node: node.op_type == "Tanh"  # noqa: E731
+        kind = type("Failing", (kind,), {"select": only_end})
+    with pytest.raises(sg.PartitionError, match=rf"Failing.{method} raised Unprintable"):
+        cut(create_subgraph_selector=kind)
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+def test_an_op_whose_exception_has_no_text_falls_back(device: str) -> None:
+    graph = cut(create_subgraph_node=lambda inner: sg.subgraph_node(inner, op=Raising(inner)))
+    model = sg.compile_model(graph, device)
+    array = np.ones((2, 4), np.float32)
+    want = sg.compile_model(net(), "REFERENCE")([array])
+    for _ in range(4):
+        np.testing.assert_allclose(model([array])[0], want[0], rtol=1e-6)
+    (report,) = model.get_property("FALLBACKS").values()
+    assert report["failures"] >= 3  # then the breaker is open for a time
+    assert "RuntimeError" in report["cause"]
+
+
+def drop_output(graph: sg.Graph) -> None:
+    graph.outputs = graph.outputs[:1]
+
+
+def swap_outputs(graph: sg.Graph) -> None:
+    graph.outputs = graph.outputs[::-1]
+
+
+def rename_input(graph: sg.Graph) -> None:
+    graph.inputs[0].name = "other"
+
+
+def other_graph(graph: sg.Graph) -> sg.Graph:
+    x = sg.input("x", ("N", 4), "float32")
+    return sg.Graph([x], [ops.Relu(x)])
+
+
+@pytest.mark.parametrize("change", [drop_output, swap_outputs, rename_input, other_graph])
+def test_post_partition_leaves_inputs_and_outputs_alone(change: Any) -> None:
+    with pytest.raises(sg.PartitionError, match="post_partition changed the inputs and outputs"):
+        cut(post_partition=change)
+
+
+def test_pre_partition_leaves_inputs_and_outputs_alone() -> None:
+    with pytest.raises(sg.PartitionError, match="pre_partition changed the inputs and outputs"):
+        cut(pre_partition=other_graph)
+
+
+def test_the_op_of_a_node_is_made_of_its_graph() -> None:
+    with pytest.raises(sg.PartitionError, match="is made of graph 'graph' with 1 inputs"):
+        cut(create_subgraph_node=lambda inner: sg.subgraph_node(inner, op=Raising(net())))
+
+
+def test_the_name_of_a_node_is_text() -> None:
+    wrong: Any = 7
+    with pytest.raises(sg.PartitionError, match="give the name of the subgraph node"):
+        cut(create_subgraph_node=lambda inner: sg.subgraph_node(inner, name=wrong))
