@@ -52,6 +52,7 @@ from subgraph.system.host import caches
 
 from .arguments import GenericArguments
 from .bfloat16.cpu import emit_matrix_convolution
+from .bfloat16.image import image_weights
 from .bfloat16.storage import stores_bfloat16
 from .choice import Algorithm, Method, choose
 from .depthwise import emit_depthwise
@@ -198,7 +199,10 @@ def _direct(job: Job, *, plain: bool) -> None:
 
 def _matrix(job: Job, *, plain: bool) -> None:
     low, of = job.low, product_tiles(job.of, job.low, job.w)
-    weight = _direct_weight(job, of, 1, plain=plain)
+    if plain:
+        weight = job.weight(f"conv image {of.nv}x{of.lanes}", image_weights(job.g, of))
+    else:
+        weight = _direct_weight(job, of, 1, plain=False)
     g, x = (job.g, job.x) if plain else (job.g.folded(), blocked(low, of, job.x))
     if stores_bfloat16(low.node, job.y, job.g.outputs, job.act):
         job.y.store_as_bfloat16()
