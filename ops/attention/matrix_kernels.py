@@ -216,7 +216,7 @@ def attention() -> Callable[..., None]:
         first_panel = a.scratch + worker * a.scratch_bytes
         shared = first_panel + a.panels * panel_bytes
         pieces = (queries + a.panels * _QUERIES - 1) // (a.panels * _QUERIES)
-        configure_tiles()
+        configure_tiles(MATRIX_DEPTH)
         for unit in range(begin, end):
             start = unit % pieces * a.panels * _QUERIES
             stop = min(queries, start + a.panels * _QUERIES)

@@ -254,12 +254,14 @@ class WindowRowsArguments(WindowRowsOperands, ConvTile):
         x_image: Bytes between images of x.
         y_image: Bytes between images of y.
         residual_image: Bytes between images of the residual.
+        y_rounded: Whether y is of bfloat16, in blocks of twice as many channels.
     """
 
     rows: int
     x_image: int
     y_image: int
     residual_image: int
+    y_rounded: int
 
 
 class WinogradOperands(ConvOperands):

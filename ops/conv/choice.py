@@ -18,7 +18,7 @@ from subgraph.ops.movement.geometry import Geometry, bands, merged
 from subgraph.ops.shared.tile_planning import Tiles, product_tiles, round_up
 from subgraph.system.host import caches
 
-from .bfloat16.cpu import reads_patches
+from .bfloat16.image import reads_image_lines
 from .depthwise import has_windows
 from .direct import summed_channels
 from .job import Job
@@ -71,8 +71,8 @@ _MAX_PADDED_RATIO = 8  # multiplications with zeros included, to those of a grou
 _TRANSFORM_CYCLES = 7  # cycles for each vector that Winograd's transforms read or write
 _PHASE_CYCLES = 2  # cycles for each element that is written to its phase
 _BETTER_RATIO = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
-# Input channels from which on matrix tiles read blocks of 32 instead of patches.
-_MIN_MATRIX_INPUTS = 8
+# Input channels from which on matrix tiles read blocks of 32 instead of rows of a plain image.
+_MIN_MATRIX_INPUTS = 5
 _MIN_PIXELS = 16  # output pixels: from here on packing the weights in every run is faster
 # Bytes by which Winograd's weights of a volume may exceed direct's.
 _MAX_EXTRA_WEIGHT_BYTES = 4_000_000
@@ -95,7 +95,7 @@ def choose(job: Job) -> Algorithm:
     if has_matrix_tiles(job.low, job.of, job.g, job.w):
         if g.inputs >= _MIN_MATRIX_INPUTS:
             return MATRIX
-        if job.x.layout == "plain" and reads_patches(g):
+        if job.x.layout == "plain" and reads_image_lines(g):
             return MATRIX_IMAGE
     # `windows` copies each channel to the lanes of its group, so that groups may not cross blocks.
     if 1 < g.inputs == g.outputs < of.lanes and of.lanes % g.inputs == 0 and has_windows(of, g):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import attrs
 
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS
 from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import Argument, Layout, Lowering, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
@@ -52,9 +52,10 @@ from subgraph.system.host import caches
 
 from .arguments import GenericArguments
 from .bfloat16.cpu import emit_matrix_convolution
+from .bfloat16.image import image_weights
 from .bfloat16.storage import stores_bfloat16
 from .choice import Algorithm, Method, choose
-from .depthwise import emit_depthwise
+from .depthwise import emit_depthwise, has_windows
 from .direct import emit_direct
 from .job import Job, read_job
 from .polyphase import OUTPUTS, emit_phases, phase_weights, phases_of
@@ -198,7 +199,10 @@ def _direct(job: Job, *, plain: bool) -> None:
 
 def _matrix(job: Job, *, plain: bool) -> None:
     low, of = job.low, product_tiles(job.of, job.low, job.w)
-    weight = _direct_weight(job, of, 1, plain=plain)
+    if plain:
+        weight = job.weight(f"conv image {of.nv}x{of.lanes}", image_weights(job.g, of))
+    else:
+        weight = _direct_weight(job, of, 1, plain=False)
     g, x = (job.g, job.x) if plain else (job.g.folded(), blocked(low, of, job.x))
     if stores_bfloat16(low.node, job.y, job.g.outputs, job.act):
         job.y.store_as_bfloat16()
@@ -224,6 +228,11 @@ def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
     weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
     x = blocked(low, of, job.x)
+    # `windows` can round its results, before no activation and beside no residual.
+    exact = job.residual is not None or job.act.kernel != 0 or not has_windows(of, g)
+    rounds = of.lanes == MATRIX_ROWS and product_tiles(of, low, job.w).operands and not exact
+    if rounds and stores_bfloat16(low.node, job.y, job.channels_out, job.act):
+        job.y.store_as_bfloat16()
     with _blocked_output(job) as out:
         emit_depthwise(low, PackedConv(of, g, x, weight, _bias(job), out, job.act))
 

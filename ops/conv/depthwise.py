@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.lowering import Lowering, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.movement.packed_conv import PackedConv
@@ -43,7 +43,10 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
     outer = g.images * blocks * g.target[0]
     rows = _window_rows(g, outer, low.threads) if windows else _strip_rows(g, pixel)
     image_in = blocks * math.prod(g.source) * pixel
-    image_out = blocks * math.prod(out.sizes or g.target) * pixel
+    rounded = isinstance(out.y, Operand) and out.y.layout == "bfloat16"
+    # Two blocks of float32 are one of bfloat16, whose pixels have as many bytes.
+    blocks_out = -(-blocks // 2) if rounded else blocks
+    image_out = blocks_out * math.prod(out.sizes or g.target) * pixel
     common: dict[str, Any] = {
         **g.arguments(),
         **conv.act.arguments(),
@@ -60,9 +63,9 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
     }
     if windows:
         name, mr = "windows", of.window_rows(g.kernel[2])
-        tile = of.windows(g.kernel[2], g.strides[2], g.inputs)
+        tile = of.windows(g.kernel[2], g.strides[2], g.inputs, "bfloat16" if rounded else "")
         arguments: KernelArguments = WindowRowsArguments(
-            tile=tile, group_channels=g.inputs, **common
+            tile=tile, group_channels=g.inputs, y_rounded=int(rounded), **common
         )
     else:
         name, mr = "depthwise", of.mr

@@ -319,10 +319,14 @@ def _window_row_runner(pixel: int) -> Any:
                 last = min(taps, (height - above + dilation - 1) // dilation)
             to = (block * a.output_height + row) * along
             residual = a.residual
+            target = to
+            if a.y_rounded != 0:
+                # Two blocks are one of y, of which each has half a pixel.
+                target = (block // 2 * a.output_height + row) * along + block % 2 * (pixel // 2)
             t.middle_count = last - first
             t.a = x + (above + first * dilation) * row_bytes
             t.b = weights + first * tap_bytes
-            t.c = a.y + image * a.y_image + to
+            t.c = a.y + image * a.y_image + target
             t.residual = residual + image * a.residual_image + to if residual != 0 else 0
             call_kernel(tile, t, calls.windows, count, 0)
             if activate != 0:

@@ -18,6 +18,8 @@ from .arguments import GlobalPoolArguments, PoolWindowArguments
 
 # Initial values of totals and values of the padding, by kind of pooling; 0 of all others.
 _STARTS = {"max": float("-inf"), "min": float("inf")}
+# Bit patterns of bfloat16 that are NaN of negative sign, and the key of negative infinity.
+_NEGATIVE_NANS, _LEAST_KEY = 127, -(1 << 15)
 # The taps of a window along an axis: the first inside the image, their end, bytes between them.
 Taps = tuple[int, int, int]
 
@@ -167,12 +169,17 @@ def _window_poolers(kind: str, v: Any, storage: str) -> tuple[Any, Any]:
     outside the image; the next are `Taps`. ``count`` is the divisor of an average.
     """
     splat, pixel = v.splat, v.lanes * item_bytes(storage or v.dtype)
-    load, store = v.load, v.store
-    if storage:
+    load, store, start = v.load, v.store, start_of(kind)
+    combine, merge, finish = combiner(kind, v), merger(kind, v), _finisher(kind, v)
+    if storage and kind == "max":
+        # Maxima need no conversion of each tap to float32: integers have the order of the elements.
+        keys = vec("int16", v.lanes)
+        splat, start, combine = keys.splat, _LEAST_KEY, combiner(kind, keys)
+        load, store = _key_memory(keys)
+        merge, finish = combine, _unchanged
+    elif storage:
         load = load_as(storage, v.dtype, v.lanes)
         store = store_as(v.dtype, storage, v.lanes)
-    combine, merge, finish = combiner(kind, v), merger(kind, v), _finisher(kind, v)
-    start = start_of(kind)
 
     @register_jitable
     def four(
@@ -209,6 +216,37 @@ def _window_poolers(kind: str, v: Any, storage: str) -> tuple[Any, Any]:
         store(y, finish(merge(p, q), count))
 
     return four, one
+
+
+def _key_memory(keys: Any) -> tuple[Any, Any]:
+    """Return the functions that load bfloat16 as keys, and store keys as bfloat16.
+
+    Keys are int16 in the order of the elements, above which is NaN: the bits of a positive element,
+    and those of a negative one with the magnitude inverted, less a constant with which the NaN of
+    negative sign exceed all other keys.
+    """
+    load, store, splat, shr = keys.load, keys.store, keys.splat, keys.shr
+
+    @register_jitable
+    def ordered(bits: Any) -> Any:
+        """Invert the magnitude of negative elements; the function is its own inverse."""
+        return bits ^ (shr(bits, splat(15)) & splat(0x7FFF))
+
+    @register_jitable
+    def load_keys(address: int) -> Any:
+        return ordered(load(address)) - splat(_NEGATIVE_NANS)
+
+    @register_jitable
+    def store_keys(address: int, values: Any) -> None:
+        store(address, ordered(values + splat(_NEGATIVE_NANS)))
+
+    return load_keys, store_keys
+
+
+@register_jitable
+def _unchanged(total: Any, count: int) -> Any:
+    """Return a total, which is the result of a window."""
+    return total
 
 
 def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:

@@ -483,7 +483,8 @@ def _panel_runner(item: int, matrix: bool) -> Any:
         in_pairs = matrix and cols <= ROWS and 2 * cols > ROWS and cols * crs == row_out
         height = 2 if in_pairs else 1
         t.a_register = row_in if in_pairs else ROWS * t.a_row
-        t.register_rows = cols if in_pairs else 0
+        gap = ROWS - cols if in_pairs else 0
+        t.run_rows, t.first_run, t.gap_rows = cols if in_pairs else 0, cols, gap
         for r in range(0, rows, height):
             i, width_out = 0, min(height, rows - r) * cols
             while i < width_out:
@@ -492,7 +493,8 @@ def _panel_runner(item: int, matrix: bool) -> Any:
                 t.a = x + r * row_in + i * t.a_row
                 t.c = corner if cut else to
                 t.row_sums = where.row_sums + 4 * i if where.row_sums != 0 else 0
-                call_kernel(where.tile, t, m, vectors, 0)
+                # The rows of a tile include those between the two rows of outputs.
+                call_kernel(where.tile, t, m + (gap if m > cols else 0), vectors, 0)
                 if cut:
                     copy_corner(corner, to, crs, m, stored)
                 i += m

@@ -6,13 +6,12 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.bfloat16 import store_bfloat16, store_bfloat16_pairs
 from subgraph.engine.codegen.matrix_tile import (
     LANES,
     REGISTER_BYTES,
     ROW_BYTES,
     ROWS,
-    store_bfloat16,
-    store_bfloat16_pairs,
 )
 from subgraph.engine.codegen.simd import vec
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH

@@ -159,15 +159,17 @@ class Tiles:
         """Return the most pixels of a tile of windows that fit in registers beside the weights."""
         return 8 if taps < 7 else 7
 
-    def windows(self, taps: int, step: int, group: int = 1) -> Kernel:
+    def windows(self, taps: int, step: int, group: int = 1, storage: str = "") -> Kernel:
         """Return the kernel of rows of windows.
 
         Args:
             taps: Taps of a window along the width.
             step: Pixels from a window to the next one.
             group: Channels of a group.
+            storage: ``"bfloat16"`` if results are stored so.
         """
-        extra = {"group": group} if group > 1 else {}
+        extra: dict[str, int | str] = {"group": group} if group > 1 else {}
+        extra |= {"storage": storage} if storage else {}
         return Kernel(
             "subgraph.engine.codegen.strip",
             "windows",

@@ -19,6 +19,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.lowering import Layout
 from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.conv import transposed
 from tests.support.kernels import run_node
 
@@ -155,10 +156,63 @@ def test_convolutions(
         options=OPTION,
     )  # fmt: skip
     depth = weights[1] * int(np.prod(weights[2:]))
-    if weights[1] < 8 and not np.allclose(got, want, 1e-4, 2e-5 * depth**0.5):
+    if weights[1] < 5 and not np.allclose(got, want, 1e-4, 2e-5 * depth**0.5):
         # Few channels of volumes, or with a dilation, stay in float32.
         want = reference("Conv", [x, w, c], attrs)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * depth**0.5)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("size", "kernel", "strides", "pads"),
+    [
+        ((20, 37), (7, 7), (2, 2), (3, 3, 3, 3)),
+        ((30, 45), (11, 11), (4, 4), (2, 1, 2, 0)),
+        ((9, 70), (3, 16), (1, 3), (0, 20, 1, 0)),
+        ((6, 50), (1, 2), (1, 1), (0, 0, 0, 0)),
+        ((5, 12), (5, 9), (1, 1), (4, 0, 2, 7)),
+    ],
+)
+def test_images_of_few_channels(
+    channels: int, size: Sizes, kernel: Sizes, strides: Sizes, pads: Sizes
+) -> None:
+    """Rows of taps are multiplied at once; a pixel that is NaN is part of its own windows only."""
+    rng = np.random.default_rng(channels)
+    x = rng.standard_normal((2, channels, *size)).astype(np.float32)
+    w = rng.standard_normal((48, channels, *kernel)).astype(np.float32)
+    x[0, 0, size[0] // 2, size[1] // 2] = np.nan
+    attrs = {"kernel_shape": kernel, "strides": strides, "pads": pads}
+    want = reference("Conv", [rounded(x), rounded(w)], attrs)
+    (got,) = run_node(
+        "Conv", [x, w], [want.shape], attrs, constant=[1], threads=2, cuts=[0.4],
+        out_layout="blocked", options=OPTION,
+    )  # fmt: skip
+    depth = channels * int(np.prod(kernel))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * depth**0.5)
+    assert np.isnan(want).any()
+
+
+@pytest.mark.parametrize("width", [5, 7, 10, 14, 15, 16, 17, 28, 40, 56])
+@pytest.mark.parametrize("kernel", [(1, 2), (3, 3), (5, 3)])
+@pytest.mark.parametrize("act", ["", "Relu", "Sigmoid"])
+def test_tiles_of_several_rows(width: int, kernel: Sizes, act: str) -> None:
+    """Tiles begin and end anywhere in the rows of an image."""
+    rng = np.random.default_rng(width)
+    x = rng.standard_normal((2, 32, 9, width)).astype(np.float32)
+    w = (rng.standard_normal((80, 32, *kernel)) / 8).astype(np.float32)
+    c = rng.standard_normal(80).astype(np.float32)
+    pads = [kernel[0] // 2, 1, kernel[0] // 2, kernel[1] - 2]
+    attrs = {"kernel_shape": kernel, "pads": pads}
+    want = reference("Conv", [rounded(x), rounded(w), c], attrs)
+    residual = rng.standard_normal(want.shape).astype(np.float32)
+    want = want + residual
+    want = {"": want, "Relu": np.maximum(want, 0), "Sigmoid": 1 / (1 + np.exp(-want))}[act]
+    (got,) = run_node(
+        "FusedConv", [x, w, c, residual], [want.shape],
+        attrs | ({"activation": act} if act else {}), domain=INTERNAL_DOMAIN, constant=[1, 2],
+        threads=2, cuts=[0.4], blocked=[0, 3], out_layout="blocked", options=OPTION,
+    )  # fmt: skip
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-4)
 
 
 @settings(max_examples=100, deadline=None)

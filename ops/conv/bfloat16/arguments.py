@@ -84,11 +84,14 @@ class MatrixConvArguments(KernelArguments):
         groups: Groups of channels.
         blocks: Blocks of 32 input channels of a group.
         output_blocks: Blocks of 16 output channels of a group.
+        depth: Elements of such a block that are multiplied, an even number.
         taps_height: Rows of taps.
         taps_width: Taps of a row.
         outputs: Outputs of an image.
         rows: Rows of outputs of an image, or runs of them that are computed at a time.
         columns: Outputs of a row; the last one may have fewer.
+        gap: Rows of a tile between the last output of a row and the first one of the next row; -1:
+            no tile has outputs of several rows.
         x_group: Bytes of x between groups, those of the next image included.
         x_block: Bytes of x between blocks of channels.
         x_tap_row: Bytes of x between rows of taps.
@@ -110,6 +113,7 @@ class MatrixConvArguments(KernelArguments):
         high: Upper bound of the results, if the flags ask for it.
         unit_rows: Rows of a unit.
         unit_panels: Panels of a unit.
+        ahead_lines: Cache lines of the weights of the next unit that a step prefetches.
         scratch: Memory of the first worker for a tile of float32, of which each output is then
             stored to y on its own, rounded or apart from the next one; 0: the tile is stored to y.
         scratch_bytes: Bytes between the areas of workers.
@@ -123,11 +127,13 @@ class MatrixConvArguments(KernelArguments):
     groups: int
     blocks: int
     output_blocks: int
+    depth: int
     taps_height: int
     taps_width: int
     outputs: int
     rows: int
     columns: int
+    gap: int
     x_group: int
     x_block: int
     x_tap_row: int
@@ -149,44 +155,37 @@ class MatrixConvArguments(KernelArguments):
     high: float
     unit_rows: int
     unit_panels: int
+    ahead_lines: int
     scratch: Address
     scratch_bytes: int
 
 
-class ImageConvArguments(MatrixConvArguments):
-    """Arguments of `convolve` over plain images of few channels; x is ``[N][C][H][W]`` of float32.
-
-    The outputs of a row read patches: for each 16 outputs all ``blocks`` registers, of 32 elements
-    (channel, tap) each.
+class ImageLineArguments(KernelArguments):
+    """Arguments of `image_lines`; a work unit is a row of y.
 
     Attributes:
+        x: Plain images of float32, ``[N][C][H][W]``.
+        y: The rows that windows read, of bfloat16: ``[N][row][column][element]``. Elements beyond
+            the channels, and pixels outside an image, are 0.
         channels: Channels of an image.
         height: Rows of an image.
         width: Columns of an image.
-        taps_of_column: Rows of taps.
-        taps_of_row: Taps of a row, at most 16.
-        tap_rows: Rows of the image from a row of taps to the next one.
-        row_step: Rows of the image from a row of outputs to the next one.
-        column_step: Columns of the image from an output to the next one.
-        pad_height: Rows of padding before the image.
-        pad_width: Columns of padding before the image.
-        patches: Memory of the first worker, in bfloat16: the patches of a row; for each of 16
-            outputs the elements of its blocks and of one block more; and for each channel and row
-            of taps ``line_columns`` elements.
-        patches_bytes: Bytes between the areas of workers.
-        line_columns: Columns of an image with its padding, and a vector more.
+        rows: Rows of y of an image.
+        columns: Columns of y; at least a vector of them lies behind the last window.
+        elements: Elements of a pixel of y, 2 or 4, at least the channels.
+        first_row: Row of the image of the first row of y; negative in the padding.
+        first_column: The same of columns.
+        last_column: Column of the image behind the last one that a window reads.
     """
 
+    x: Address
+    y: Address
     channels: int
     height: int
     width: int
-    taps_of_column: int
-    taps_of_row: int
-    tap_rows: int
-    row_step: int
-    column_step: int
-    pad_height: int
-    pad_width: int
-    patches: Address
-    patches_bytes: int
-    line_columns: int
+    rows: int
+    columns: int
+    elements: int
+    first_row: int
+    first_column: int
+    last_column: int

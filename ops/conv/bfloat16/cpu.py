@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import attrs
 
-from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.codegen.tiling import (
     F_BFLOAT16_C,
     F_BFLOAT16_RESIDUAL,
@@ -24,7 +22,8 @@ from subgraph.ops.movement.packed_conv import PackedConv
 from subgraph.ops.shared.tile_planning import Tiles, grain, shared
 from subgraph.system.host import caches
 
-from .arguments import ImageConvArguments, LineArguments, MatrixConvArguments
+from .arguments import LineArguments, MatrixConvArguments
+from .image import MatrixInput, emit_image_lines
 
 _ROWS = MATRIX_TILE[0]
 _LINE = MATRIX_ROW_BYTES  # bytes of a block's channels of a pixel
@@ -32,28 +31,10 @@ _REGISTER = MATRIX_ROWS * _LINE  # bytes of a register
 _COPY_CYCLES = 4  # cycles in which a pixel of a block is copied (estimate)
 # Cycles of the products of one register of A with those of a panel (hardware figure).
 _PRODUCT_CYCLES = 2 * MATRIX_ROWS
+# Tiles of a panel up to which they prefetch the weights of the next one; more of them hide the time
+# in which weights arrive from memory (measured: convolutions of 7 x 7 and 14 x 14 pixels).
+_MAX_PREFETCHING_TILES = 16
 _UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
-
-
-@attrs.frozen
-class _Input:
-    """The input of a convolution in bfloat16: registers of pixels, or rows of an image.
-
-    Attributes:
-        lines: Its memory.
-        blocks: Blocks of 32 elements that each tap multiplies.
-        taps: Rows of taps, and taps of a row.
-        rows: Rows of outputs, or runs of them that are computed at a time.
-        columns: Outputs of a row.
-        strides: The fields ``x_*`` of `MatrixConvArguments`.
-    """
-
-    lines: Argument
-    blocks: int
-    taps: tuple[int, int]
-    rows: int
-    columns: int
-    strides: dict[str, int]
 
 
 def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flops: int) -> None:
@@ -65,12 +46,12 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
             unless ``plain``, its weights registers of pairs of bfloat16, as `direct_weights` packs
             them. Channels of several groups are whole blocks. Without a residual, outputs may be
             rows and columns of a larger image.
-        plain: The input is in the plain layout; see `reads_patches`.
+        plain: The input is in the plain layout; see `reads_image_lines`.
         flops: Operations to report.
     """
     of, g, x, y, residual = conv.of, conv.g, conv.x, conv.out.y, conv.out.residual
     if plain:
-        source = _patches(g, x)
+        source = emit_image_lines(low, g, x)
     elif _is_rounded(x) and g.taps == 1 and g.source == g.target and not any(g.pads):
         source = _whole_image(x, g)
     elif _gathers(of, g):
@@ -79,9 +60,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         source = _emit_rows(low, of, g, x)
     output_blocks = -(-g.outputs // of.lanes)
     panels = -(-output_blocks // of.nv)
-    unit_rows, unit_panels = _units(low.threads, of, g, source, panels)
-    if plain:
-        unit_panels = panels  # a unit makes its patches once
+    unit_rows, unit_panels, ahead_lines = _units(low.threads, of, g, source, panels)
     activation = conv.act.arguments()
     # Activations read and write tiles of float32, which are rounded afterwards; outputs that are
     # not adjacent are stored one by one.
@@ -90,7 +69,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
     activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0
     strides = conv.out.strides(g.target, _LINE)
     y_block = strides["y_block"] * of.lanes * (2 if _is_rounded(y) else of.item)
-    common: dict[str, Any] = dict(
+    arguments = MatrixConvArguments(
         x=source.lines,
         weights=conv.weight,
         y=y,
@@ -98,12 +77,14 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         residual=residual,
         groups=g.groups,
         blocks=source.blocks,
+        depth=source.depth,
         output_blocks=output_blocks,
         taps_height=source.taps[0],
         taps_width=source.taps[1],
         outputs=g.pixels,
         rows=source.rows,
         columns=source.columns,
+        gap=source.gap,
         **source.strides,
         y_block=y_block,
         y_offset=strides["y_offset"],
@@ -116,18 +97,14 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         **activation,
         unit_rows=unit_rows,
         unit_panels=unit_panels,
+        ahead_lines=ahead_lines,
         **low.worker_scratch(MATRIX_TILE[0] * of.width * of.item if is_apart else None),
     )
-    arguments: KernelArguments
-    if plain:
-        arguments = ImageConvArguments(**common, **_image(low, g, source.blocks))
-    else:
-        arguments = MatrixConvArguments(**common)
     units = g.images * g.groups * -(-source.rows // unit_rows) * -(-panels // unit_panels)
     read = x.nbytes if isinstance(x, Operand) else g.images * g.groups * source.strides["x_group"]
     written = g.images * g.groups * output_blocks * y_block
     low.emit(
-        Kernel("subgraph.ops.conv.bfloat16.kernels", "convolve", image=plain),
+        Kernel("subgraph.ops.conv.bfloat16.kernels", "convolve"),
         arguments,
         units,
         grain=grain(units, flops),
@@ -140,12 +117,6 @@ def _is_rounded(operand: Argument) -> bool:
     return isinstance(operand, Operand) and operand.layout == "bfloat16"
 
 
-def reads_patches(g: Geometry) -> bool:
-    """Return whether a convolution of few channels can read them as patches of a plain image."""
-    flat = g.source[0] == g.target[0] == g.kernel[0] == 1 and g.pads[0] == 0
-    return flat and g.groups == 1 and g.dilations[2] == 1 and g.kernel[2] <= MATRIX_ROWS
-
-
 def _gathers(of: Tiles, g: Geometry) -> bool:
     """Return whether each tap has its own copy of the pixels that outputs read.
 
@@ -155,49 +126,30 @@ def _gathers(of: Tiles, g: Geometry) -> bool:
     if g.taps == 1 or not g.source[0] == g.target[0] == g.kernel[0] == 1:
         return True
     panels = -(-g.outputs // of.width)
-    in_rows = g.target[1] * -(-g.target[2] // MATRIX_ROWS)
+    in_rows, _ = _registers_of_rows(g)
     saved = (in_rows - -(-g.pixels // MATRIX_ROWS)) * g.taps * panels * _PRODUCT_CYCLES
     copied = g.pixels * g.taps - g.reach(1, g.target[1]) * g.reach(2, g.target[2])
     return saved > copied * _COPY_CYCLES
 
 
-def _patches(g: Geometry, x: Argument) -> _Input:
-    """Return the patches that each row of outputs makes of a plain image of few channels."""
-    steps = -(-g.inputs * g.taps // MATRIX_DEPTH)
-    strides = {
-        "x_group": 0,
-        "x_block": _REGISTER,
-        "x_tap_row": 0,
-        "x_tap": 0,
-        "x_row": 0,
-        "x_column": _LINE,
-        "x_register": steps * _REGISTER,
-    }
-    return _Input(x, steps, (1, 1), g.target[1], g.target[2], strides)
+def _registers_of_rows(g: Geometry) -> tuple[int, int]:
+    """Return the registers of an image's rows of outputs, and the gap of tiles between rows.
 
-
-def _image(low: Lowering, g: Geometry, steps: int) -> dict[str, Any]:
-    """Return the fields that `ImageConvArguments` has beside those of `MatrixConvArguments`."""
-    # Windows are read in whole vectors.
-    columns = g.reach(2, g.target[2]) + MATRIX_ROWS
-    size = -(-g.target[2] // MATRIX_ROWS) * steps * _REGISTER
-    size += MATRIX_ROWS * (steps + 1) * _LINE + g.inputs * g.kernel[1] * columns * 2 + _LINE
-    patches = low.scratch(size, per_worker=True)
-    return {
-        "channels": g.inputs,
-        "height": g.source[1],
-        "width": g.source[2],
-        "taps_of_column": g.kernel[1],
-        "taps_of_row": g.kernel[2],
-        "tap_rows": g.dilations[1],
-        "row_step": g.strides[1],
-        "column_step": g.strides[2],
-        "pad_height": g.pads[1],
-        "pad_width": g.pads[2],
-        "patches": patches,
-        "patches_bytes": patches.nbytes,
-        "line_columns": columns,
-    }
+    The gap is -1 if no tile has outputs of several rows. With stride 1 the windows of a row
+    continue in those of the next one: a few outputs between them are computed in vain.
+    """
+    height, width = g.target[1:]
+    registers, gap = height * -(-width // MATRIX_ROWS), -1
+    if width <= MATRIX_ROWS < 2 * width:
+        # Two short rows are a tile: with a register of each, no product waits for the previous one
+        # of the same sums.
+        gap = MATRIX_ROWS - width
+    if g.strides[1:] == (1, 1):
+        pitch = g.reach(2, width)
+        adjacent = -(-((height - 1) * pitch + width) // MATRIX_ROWS)
+        if adjacent < registers:
+            return adjacent, pitch - width
+    return registers, gap
 
 
 def round_image(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Argument:
@@ -221,7 +173,7 @@ def round_image(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Argument:
     return target
 
 
-def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> _Input:
+def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> MatrixInput:
     """Return an input of registers, for each 16 outputs all blocks and taps."""
     strides = {
         "x_group": -(-g.pixels // MATRIX_ROWS) * blocks * taps * _REGISTER,
@@ -232,10 +184,10 @@ def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> _Input:
         "x_column": _LINE,
         "x_register": blocks * taps * _REGISTER,
     }
-    return _Input(target, blocks, (1, taps), -(-g.pixels // _ROWS), _ROWS, strides)
+    return MatrixInput(target, blocks, (1, taps), -(-g.pixels // _ROWS), _ROWS, strides)
 
 
-def _whole_image(x: Argument, g: Geometry) -> _Input:
+def _whole_image(x: Argument, g: Geometry) -> MatrixInput:
     """Return the input of a convolution of one tap that reads each pixel of x, where it is."""
     blocks = -(-g.inputs // MATRIX_DEPTH)
     strides = {
@@ -247,10 +199,10 @@ def _whole_image(x: Argument, g: Geometry) -> _Input:
         "x_column": _LINE,
         "x_register": _REGISTER,
     }
-    return _Input(x, blocks, (1, 1), -(-g.pixels // _ROWS), _ROWS, strides)
+    return MatrixInput(x, blocks, (1, 1), -(-g.pixels // _ROWS), _ROWS, strides)
 
 
-def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
+def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> MatrixInput:
     """Emit the step that copies, for each tap, the pixels that outputs read."""
     blocks = -(-g.inputs // MATRIX_DEPTH)
     group = -(-g.pixels // MATRIX_ROWS) * blocks * g.taps * _REGISTER
@@ -281,7 +233,7 @@ def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Inpu
     return found
 
 
-def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
+def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> MatrixInput:
     """Emit the step that copies the rows of an image, with their padding."""
     blocks = -(-g.inputs // MATRIX_DEPTH)
     rows, columns = g.reach(1, g.target[1]), g.reach(2, g.target[2])
@@ -320,7 +272,11 @@ def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> _Input:
         "x_column": g.strides[2] * _LINE,
         "x_register": g.strides[2] * _REGISTER,
     }
-    return _Input(target, blocks, (g.kernel[1], g.kernel[2]), g.target[1], g.target[2], strides)
+    _, gap = _registers_of_rows(g)
+    if 0 <= gap == MATRIX_ROWS - g.target[2]:
+        strides["x_register"] = strides["x_row"]
+    taps = g.kernel[1], g.kernel[2]
+    return MatrixInput(target, blocks, taps, g.target[1], g.target[2], strides, gap=gap)
 
 
 def _sizes(of: Tiles, g: Geometry, x: Argument) -> dict[str, int]:
@@ -351,15 +307,21 @@ def _emit_lines(low: Lowering, g: Geometry, x: Argument, arguments: LineArgument
     )
 
 
-def _units(threads: int, of: Tiles, g: Geometry, source: _Input, panels: int) -> tuple[int, int]:
-    """Return the rows and the panels of a unit."""
-    # The weights of a unit's panels stay in half of the L2 cache while all its pixels are computed.
-    panel = source.blocks * math.prod(source.taps) * of.nv * _REGISTER
-    unit_panels = smaller(panels, larger(1, caches().l2 // 2 // panel))
+def _units(
+    threads: int, of: Tiles, g: Geometry, source: MatrixInput, panels: int
+) -> tuple[int, int, int]:
+    """Return the rows and the panels of a unit, and the lines of weights that a step prefetches."""
     rows, images = source.rows, g.images * g.groups
+    panel = source.blocks * math.prod(source.taps) * of.nv * _REGISTER
+    tiles = -(-rows * (source.columns + larger(source.gap, 0)) // _ROWS)
+    is_few = tiles <= _MAX_PREFETCHING_TILES
+    # The weights of a unit's panels stay in the L2 cache while all its pixels are computed. If
+    # these are few, those of the next unit arrive meanwhile.
+    unit_panels = smaller(panels, larger(1, caches().l2 // (8 if is_few else 2) // panel))
+    ahead = -(-of.nv * MATRIX_ROWS // tiles) if is_few else 0
     if threads == 1:
-        return rows, unit_panels
+        return rows, unit_panels, ahead
     wanted = _UNITS_PER_THREAD * threads
     unit_rows = shared(rows, rows, images * -(-panels // unit_panels), wanted, 1, 1)
     others = images * -(-rows // unit_rows)
-    return unit_rows, shared(unit_panels, panels, others, wanted, 1, 1)
+    return unit_rows, shared(unit_panels, panels, others, wanted, 1, 1), ahead

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.bfloat16 import bfloat16_pairs, store_bfloat16
 from subgraph.engine.codegen.matrix_tile import (
     LANES,
     REGISTER_BYTES,
@@ -14,16 +16,37 @@ from subgraph.engine.codegen.matrix_tile import (
     ROWS,
     configure_tiles,
     release_tiles,
-    store_bfloat16,
 )
-from subgraph.engine.codegen.simd import call_kernel, vec
+from subgraph.engine.codegen.simd import call_kernel, memset, shuffle, vec
 from subgraph.engine.codegen.tiling import MATRIX_TILE, TileBlock
 
-from .arguments import ImageConvArguments, LineArguments, MatrixConvArguments
+from .arguments import ImageLineArguments, LineArguments, MatrixConvArguments
 
 _tile_block = stack_block(TileBlock)
 _PIXEL = ROW_BYTES  # bytes of a pixel: of 16 channels of float32, or 32 of bfloat16
 _SCRATCH_ROW = MATRIX_TILE[1] * LANES * 4  # bytes of a row of a tile of float32
+
+
+class Panels(NamedTuple):
+    """Outputs of a tile, and panels of weights.
+
+    Attributes:
+        number: Number of the group of an image.
+        group: Number of the group.
+        first: First panel.
+        last: End of the panels.
+        pixel: First output.
+        pixels: Outputs.
+        rows: Rows of the tile: the outputs, and the gaps between the rows of an image.
+    """
+
+    number: int
+    group: int
+    first: int
+    last: int
+    pixel: int
+    pixels: int
+    rows: int
 
 
 def lines(*, rounded: bool) -> Callable[..., None]:
@@ -93,77 +116,57 @@ def lines(*, rounded: bool) -> Callable[..., None]:
     return kernel
 
 
-def _patch_maker() -> Callable[..., None]:
-    """Return the function that rounds the windows of a row of outputs to registers.
-
-    Its arguments are an `ImageConvArguments`, numbers of image and row, and the worker's scratch.
-    """
-    v, window = vec("float32", LANES), vec("int16", LANES)
-    load_n, load_line, store_line = v.load_n, v.load, v.store
-    load, store, zero = window.load, window.store, window.zero
-
-    @register_jitable
-    def clear(to: int, count: int) -> None:
-        """Clear elements; the vector of the last ones may reach beyond."""
-        for i in range(0, count, LANES):
-            store(to + i * 2, zero())
+def image_lines() -> Callable[..., None]:
+    """Return the kernel of `ImageLineArguments`, which copies a plain image of few channels."""
+    arguments = view_of(ImageLineArguments)
+    v, words = vec("float32", LANES), vec("int32", LANES)
+    load_n, zero, store = v.load_n, v.zero, words.store
+    lower, upper = range(LANES // 2), range(LANES // 2, LANES)
+    first_half, second_half = (
+        shuffle("int32", LANES, [k for i in half for k in (i, LANES + i)])
+        for half in (lower, upper)
+    )
 
     @register_jitable
-    def load_rows(a: ImageConvArguments, image: int, row: int, to: int) -> None:
-        """Round the rows that a row of outputs reads, with their padding, for each channel."""
-        width, columns = a.width, a.line_columns
-        for run in range(a.channels * a.taps_of_column):
-            channel, tap = run // a.taps_of_column, run % a.taps_of_column
-            h = row * a.row_step - a.pad_height + tap * a.tap_rows
-            clear(to, columns)
-            if h >= 0 and h < a.height:
-                source = a.x + ((image * a.channels + channel) * a.height + h) * width * 4
-                # Columns in front of the image or behind the last window are left out.
-                first = max(0, -a.pad_width)
-                last = min(width, columns - LANES - a.pad_width)
-                for i in range(first, last, LANES):
-                    values = load_n(source + i * 4, last - i)
-                    store_bfloat16(to + (a.pad_width + i) * 2, values)
-            to += columns * 2
+    def pairs(x: int, plane: int, channel: int, channels: int, count: int) -> Any:
+        """Return the elements of two channels of some pixels, in pairs."""
+        at = x + channel * plane
+        other = load_n(at + plane, count) if channel + 1 < channels else zero()
+        return bfloat16_pairs(load_n(at, count), other)
 
-    @register_jitable
-    def make_patches(a: ImageConvArguments, image: int, row: int, target: int) -> None:
-        runs, taps, steps = a.channels * a.taps_of_column, a.taps_of_row, a.blocks
-        patches = target + a.x_register * ((a.columns + ROWS - 1) // ROWS)
-        size = (steps + 1) * ROW_BYTES
-        lines = patches + ROWS * size
-        load_rows(a, image, row, lines)
-        # Windows are read back in whole lines, which must wait for the stores of their parts: some
-        # are written before the first one is read.
-        clear(patches, ROWS * size // 2)
-        for first in range(0, a.columns, ROWS):
-            count = min(ROWS, a.columns - first)
-            for i in range(count):
-                source = lines + (first + i) * a.column_step * 2
-                # A vector holds a run of taps, and elements that the next one overwrites.
-                to = patches + i * size
-                for _ in range(runs):
-                    store(to, load(source))
-                    source += a.line_columns * 2
-                    to += taps * 2
-                store(to, zero())
-            for i in range(count):
-                source, to = patches + i * size, target + i * ROW_BYTES
-                for step in range(steps):
-                    store_line(to + step * REGISTER_BYTES, load_line(source + step * ROW_BYTES))
-            target += a.x_register
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        pixel = a.elements * 2
+        plane = a.height * a.width * 4
+        for unit in range(begin, end):
+            row, image = unit % a.rows + a.first_row, unit // a.rows
+            to = a.y + unit * a.columns * pixel
+            memset(to, 0, a.columns * pixel)
+            if row < 0 or row >= a.height:
+                continue
+            x = a.x + image * a.channels * plane + row * a.width * 4
+            # Whole vectors are written: columns has room for one behind the last window.
+            for column in range(max(0, a.first_column), a.last_column, LANES):
+                at, count = x + column * 4, a.width - column
+                target = to + (column - a.first_column) * pixel
+                two = pairs(at, plane, 0, a.channels, count)
+                if a.elements == 2:
+                    store(target, two)
+                    continue
+                rest = pairs(at, plane, 2, a.channels, count)
+                store(target, first_half(two, rest))
+                store(target + ROW_BYTES, second_half(two, rest))
 
-    return make_patches
+    return kernel
 
 
 @register_jitable(forceinline=True)
-def _set_tile(a: MatrixConvArguments, t: TileBlock, in_pairs: bool, scratch: int) -> None:
+def _set_tile(a: MatrixConvArguments, t: TileBlock, scratch: int) -> None:
     """Set the arguments that all tiles share.
 
     Args:
         a: The kernel's arguments.
         t: The tile's arguments.
-        in_pairs: Whether a tile is two rows of an image, with a register of each.
         scratch: The worker's scratch, to which tiles of float32 are written; 0: they are written to
             the output.
     """
@@ -174,9 +177,12 @@ def _set_tile(a: MatrixConvArguments, t: TileBlock, in_pairs: bool, scratch: int
     t.inner_count = a.taps_width
     t.inner_a = a.x_tap
     t.steps = 1
+    t.depth = a.depth
     t.a_row = a.x_column
-    t.a_register = a.x_row if in_pairs else a.x_register
-    t.register_rows = a.columns if in_pairs else 0
+    t.a_register = a.x_register
+    t.run_rows = a.columns if a.gap >= 0 else 0
+    t.gap_rows = max(a.gap, 0)
+    t.pace = a.ahead_lines * 2 * ROW_BYTES
     t.b_vector = REGISTER_BYTES
     t.c_row = _PIXEL if scratch == 0 else _SCRATCH_ROW
     t.c_vector = a.y_block if scratch == 0 else LANES * 4
@@ -196,16 +202,9 @@ def _set_panel(a: MatrixConvArguments, t: TileBlock, vectors: int) -> None:
     t.outer_b = a.taps_height * t.middle_b
 
 
-def convolve(*, image: bool) -> Callable[..., None]:
-    """Return the kernel of `MatrixConvArguments`, which multiplies lines and weights.
-
-    Args:
-        image: Its arguments are `ImageConvArguments`: x is a plain image of few channels, and the
-            lines of a row of outputs are made just before it, so that they stay in the cache.
-    """
-    # The fields of ImageConvArguments begin with those of MatrixConvArguments.
-    arguments, image_arguments = view_of(MatrixConvArguments), view_of(ImageConvArguments)
-    make_patches = _patch_maker()
+def convolve() -> Callable[..., None]:
+    """Return the kernel of `MatrixConvArguments`, which multiplies lines and weights."""
+    arguments = view_of(MatrixConvArguments)
     most, vectors_of_panel = MATRIX_TILE
     v = vec("float32", LANES)
     load, store = v.load, v.store
@@ -228,57 +227,76 @@ def convolve(*, image: bool) -> Callable[..., None]:
             if column == a.y_columns:
                 row, column = row + 1, 0
 
+    @register_jitable
+    def run_panels(a: MatrixConvArguments, t: TileBlock, where: Panels, worker: int) -> None:
+        """Run the tiles of some outputs for all panels of a unit.
+
+        Args:
+            a: The kernel's arguments.
+            t: The tile's arguments.
+            where: The outputs and the panels.
+            worker: Number of the worker.
+        """
+        scratch = a.scratch + worker * a.scratch_bytes
+        steps = a.blocks * a.taps_height * a.taps_width
+        for panel in range(where.first, where.last):
+            block = panel * vectors_of_panel
+            vectors = min(vectors_of_panel, a.output_blocks - block)
+            _set_panel(a, t, vectors)
+            channels = where.group * a.output_blocks + block
+            t.b = a.weights + channels * steps * REGISTER_BYTES
+            t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
+            block += where.number * a.output_blocks
+            y = a.y + block * a.y_block + a.y_offset
+            t.c = y + where.pixel * _PIXEL if scratch == 0 else scratch
+            if a.residual != 0:
+                t.residual = a.residual + block * a.residual_block + where.pixel * _PIXEL
+            call_kernel(a.tile, t, where.rows, vectors, 0)
+            t.ahead += steps * a.ahead_lines * ROW_BYTES
+            if a.activation != 0:
+                call_kernel(a.activation, t, where.pixels, vectors, 0)
+            if scratch != 0:
+                store_outputs(a, scratch, y, where.pixel, where.pixels, vectors)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t = _tile_block()
-        # Two short rows of an image are a tile: with a register of each, no product waits for the
-        # previous one of the same sums.
-        in_pairs = a.columns <= ROWS and 2 * a.columns > ROWS and a.rows * a.columns == a.outputs
-        in_pairs = in_pairs and not image
-        height = 2 if in_pairs else 1
-        scratch = a.scratch + worker * a.scratch_bytes
-        _set_tile(a, t, in_pairs, scratch)
+        _set_tile(a, t, a.scratch + worker * a.scratch_bytes)
         panels = (a.output_blocks + vectors_of_panel - 1) // vectors_of_panel
         row_units = (a.rows + a.unit_rows - 1) // a.unit_rows
         panel_units = (panels + a.unit_panels - 1) // a.unit_panels
         weights_of_block = a.blocks * a.taps_height * a.taps_width * REGISTER_BYTES
-        configure_tiles()
+        gap = max(a.gap, 0)
+        pitch = a.columns + gap
+        configure_tiles(a.depth)
         for unit in range(begin, end):
-            first_row = unit % row_units * a.unit_rows
-            last_row = min(first_row + a.unit_rows, a.rows)
+            row = unit % row_units * a.unit_rows
+            # Rows of sums: those of outputs, and the gaps between the rows of an image.
+            at, last = row * pitch, min(row + a.unit_rows, a.rows) * pitch - gap
+            if gap == 0:
+                last = min(last, a.outputs)
             first_panel = unit // row_units % panel_units * a.unit_panels
-            number = unit // (row_units * panel_units)
             last_panel = min(first_panel + a.unit_panels, panels)
-            for row in range(first_row, last_row, height):
-                x = a.x + number * a.x_group + row * a.x_row
-                if image:
-                    of_image = image_arguments(args)
-                    x = of_image.patches + worker * of_image.patches_bytes
-                    make_patches(of_image, number, row, x)
-                columns = min(height, last_row - row) * a.columns
-                columns = min(columns, a.outputs - row * a.columns)
-                for column in range(0, columns, most):
-                    pixels = min(most, columns - column)
-                    t.a = x + column // ROWS * a.x_register
-                    # All panels of some pixels: their part of x is in the L1 cache meanwhile.
-                    for panel in range(first_panel, last_panel):
-                        block = panel * vectors_of_panel
-                        vectors = min(vectors_of_panel, a.output_blocks - block)
-                        _set_panel(a, t, vectors)
-                        channels = number % a.groups * a.output_blocks + block
-                        t.b = a.weights + channels * weights_of_block
-                        t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
-                        pixel = row * a.columns + column
-                        block += number * a.output_blocks
-                        y = a.y + block * a.y_block + a.y_offset
-                        t.c = y + pixel * _PIXEL if scratch == 0 else scratch
-                        if a.residual != 0:
-                            t.residual = a.residual + block * a.residual_block + pixel * _PIXEL
-                        call_kernel(a.tile, t, pixels, vectors, 0)
-                        if a.activation != 0:
-                            call_kernel(a.activation, t, pixels, vectors, 0)
-                        if scratch != 0:
-                            store_outputs(a, scratch, y, pixel, pixels, vectors)
+            number = unit // (row_units * panel_units)
+            group = number % a.groups
+            # The tiles of a unit together prefetch the weights of the next one.
+            next_block = group * a.output_blocks + last_panel * vectors_of_panel
+            t.ahead = a.weights + next_block * weights_of_block
+            while at < last:
+                row, column = at // pitch, at % pitch
+                rows = min(most, last - at)
+                if a.gap < 0:
+                    rows = min(rows, a.columns - column)
+                t.a = a.x + number * a.x_group + row * a.x_row + column * a.x_column
+                t.first_run = a.columns - column
+                pixel = row * a.columns + column
+                at += rows
+                pixels = at // pitch * a.columns + min(at % pitch, a.columns) - pixel
+                if at % pitch >= a.columns:
+                    at += pitch - at % pitch
+                # All panels of some pixels: their part of x is in the L1 cache meanwhile.
+                where = Panels(number, group, first_panel, last_panel, pixel, pixels, rows)
+                run_panels(a, t, where, worker)
         release_tiles()
 
     return kernel

@@ -251,15 +251,21 @@ class Emit:
             The number of iterations left, the present one included: 1 in the last.
         """
         left = self.variable(count)
+        with self.while_positive(left):
+            yield self.get(left)
+            self.step(left, self.const(-1))
+
+    @contextmanager
+    def while_positive(self, slot: Any) -> Generator[None]:
+        """Emit the body of a ``with`` as a loop that runs while the int64 of a slot is positive."""
         head = self.b.append_basic_block("head")
         body = self.b.append_basic_block("body")
         done = self.b.append_basic_block("done")
         self.b.branch(head)
         self.b.position_at_end(head)
-        self.b.cbranch(self.b.icmp_signed(">", self.get(left), self.const(0)), body, done)
+        self.b.cbranch(self.b.icmp_signed(">", self.get(slot), self.const(0)), body, done)
         self.b.position_at_end(body)
-        yield self.get(left)
-        self.step(left, self.const(-1))
+        yield
         self.b.branch(head)
         self.b.position_at_end(done)
 

@@ -26,6 +26,7 @@ from typing import Any
 from llvmlite import ir
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.bfloat16 import emit_bfloat16
 from subgraph.engine.codegen.dot import emit_dot4
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import (
@@ -39,12 +40,10 @@ from subgraph.engine.codegen.irtools import (
     bf16_to_f32,
     call_intrinsic,
     define,
-    f32_to_bf16,
     load_at,
     pointer,
     splat_value,
     store_at,
-    vec_type,
 )
 from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tiling import (
@@ -52,6 +51,7 @@ from subgraph.engine.codegen.tiling import (
     F_BFLOAT16_RESIDUAL,
     F_HI,
     F_LO,
+    MATRIX_DEPTH,
     MATRIX_ROW_BYTES,
     MATRIX_ROWS,
 )
@@ -66,6 +66,7 @@ _NARROW_BYTES = 2 * LANES  # bytes of a vector of C that is rounded to bfloat16
 # Registers of A and of B follow those of the sums.
 _SUMS, _LEFT, _RIGHT = 0, 4, 6
 _REGISTERS = 8
+_PACE_SHIFT = 7  # `TileBlock.pace` is for two steps, in bytes: cache lines of 64 bytes of one step
 _LOOPS = ("outer", "middle", "inner")
 # The configuration of all registers to their full size: Intel's "palette 1", whose bytes 16 to 31
 # are the bytes of a row of each register (16 bits), and bytes 48 to 55 the numbers of rows.
@@ -74,11 +75,20 @@ _CONFIGURATION = bytes(
 )
 
 
-def _configure(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
+def _configure(builder: Any, _context: Any, args: Sequence[Any]) -> None:
     if not host.is_emulated():
         kind = ir.ArrayType(I8, len(_CONFIGURATION))
         value = ir.Constant(kind, bytearray(_CONFIGURATION))
         address = cgutils.alloca_once_value(builder, value)
+        # Registers of A have ``depth`` columns, those of B half as many rows of pairs.
+        depth = builder.trunc(args[0], I8)
+        columns = builder.shl(depth, I8(1))
+        rows = builder.lshr(depth, I8(1))
+        base = builder.ptrtoint(address, I64)
+        for register in (_LEFT, _LEFT + 1):
+            store_at(builder, builder.add(base, I64(16 + 2 * register)), columns, 1)
+        for register in (_RIGHT, _RIGHT + 1):
+            store_at(builder, builder.add(base, I64(48 + register)), rows, 1)
         call_intrinsic(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [address])
 
 
@@ -87,10 +97,17 @@ def _release(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
         call_intrinsic(builder, "llvm.x86.tilerelease", ir.VoidType(), [])
 
 
-# Intrinsics without arguments, which a kernel calls before its first tile and after its last one.
-# Registers that are in use make switching between threads slow.
-configure_tiles = define(VOID, [], _configure)
+# Intrinsics that a kernel calls before its first tile, with the elements of bfloat16 of a step
+# along K (an even number, at most `MATRIX_DEPTH`), and after its last one. Registers that are in
+# use make switching between threads slow.
+configure_tiles = define(VOID, [INT64], _configure)
 release_tiles = define(VOID, [], _release)
+
+
+@register_jitable
+def _configure_whole() -> None:
+    """Configure registers for steps of their full size."""
+    configure_tiles(MATRIX_DEPTH)
 
 
 @register_jitable
@@ -104,7 +121,7 @@ def tile_use(matrix: bool) -> tuple[Any, Any]:
     Args:
         matrix: Whether its tiles are matrix tiles; otherwise the functions do nothing.
     """
-    return (configure_tiles, release_tiles) if matrix else (_nothing, _nothing)
+    return (_configure_whole, release_tiles) if matrix else (_nothing, _nothing)
 
 
 @register_jitable
@@ -113,54 +130,17 @@ def full_rows(left: int, mr: int) -> int:
     return min(left, mr)
 
 
-def _store_rounded(builder: Any, _context: Any, args: Sequence[Any]) -> None:
-    store_at(builder, args[0], emit_bfloat16(builder, args[1]), 2)
-
-
-# The intrinsic (address, vector of 16 float32), which stores the elements rounded to bfloat16.
-store_bfloat16 = define(VOID, [INT64, vec_type("float32", LANES)], _store_rounded)
-
-
-def _store_pairs(builder: Any, _context: Any, args: Sequence[Any]) -> None:
-    vector, wide = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-    low, high = (
-        builder.zext(emit_bfloat16(builder, load_at(builder, address, vector, 4)), wide)
-        for address in args[1:]
-    )
-    shifted = builder.shl(high, ir.Constant(wide, [16] * LANES))
-    store_at(builder, args[0], builder.or_(low, shifted), 4)
-
-
-# The intrinsic (address, address of row 0, of row 1), which stores pairs of the elements of two
-# rows of 16 float32, rounded to bfloat16: a row of a register of B.
-store_bfloat16_pairs = define(VOID, [INT64, INT64, INT64], _store_pairs)
-
-
-def emit_bfloat16(builder: Any, value: Any) -> Any:
-    """Emit the conversion of 16 float32 to bfloat16, to nearest even, as i16.
-
-    Subnormal numbers may become 0, as they do in products.
-
-    Args:
-        builder: LLVM's builder.
-        value: Vector of 16 float32.
-    """
-    if not host.rounds_to_bfloat16():
-        return f32_to_bf16(builder, value)
-    # llvmlite has no type of LLVM's bfloat, which the intrinsic returns.
-    kind = ir.FunctionType(ir.VectorType(I16, LANES), [value.type])
-    return builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value])
-
-
 class TileRegisters:
     """Emits the instructions of tile registers, or what they do on an emulated machine.
 
     Args:
         e: The emitter of the function that uses the registers.
+        depth: Elements of bfloat16 of a step, as `configure_tiles` was called with; LLVM int64.
     """
 
-    def __init__(self, e: Emit) -> None:
+    def __init__(self, e: Emit, depth: Any) -> None:
         self.e = e
+        self.pairs = e.b.lshr(depth, e.const(1))
         self.slots: list[Any] = []
         if host.is_emulated():
             kind = ir.ArrayType(I8, REGISTER_BYTES)
@@ -273,7 +253,7 @@ class TileRegisters:
         with e.loop(e.const(ROWS)):
             total = e.variable(load_at(b, e.get(to), words, 4))
             a, from_b = e.variable(e.get(at)), e.variable(self.slots[right])
-            with e.loop(e.const(ROW_BYTES // 4)):
+            with e.loop(self.pairs):
                 x = splat_value(b, load_at(b, e.get(a), I32, 4), LANES)
                 e.put(total, add(e.get(total), x, load_at(b, e.get(from_b), words, 4)))
                 e.step(a, e.const(4))
@@ -291,11 +271,12 @@ class RegisterTile:
         t: Address of the tile's block.
         rows: Registers of sums along the rows, 1 or 2.
         vectors: Registers of sums along the columns, 1 or 2.
+        depth: Elements of bfloat16 of a step, LLVM int64; None: `MATRIX_DEPTH`.
     """
 
-    def __init__(self, e: Emit, t: Any, rows: int, vectors: int) -> None:
+    def __init__(self, e: Emit, t: Any, rows: int, vectors: int, depth: Any = None) -> None:
         self.e, self.t, self.rows, self.vectors = e, t, rows, vectors
-        self.registers = TileRegisters(e)
+        self.registers = TileRegisters(e, e.const(MATRIX_DEPTH) if depth is None else depth)
 
     def each(self) -> list[tuple[int, int, int]]:
         """Return ``(i, j, register)`` of all sums: those of rows ``16 i`` and of vector j."""
@@ -346,24 +327,25 @@ class RegisterTile:
 
         Args:
             sums: Result of `stored_sums`.
-            rows: Number of rows of C, LLVM int64.
+            rows: Number of rows of sums, gaps between runs of rows of C included; LLVM int64.
 
         Yields:
             The address of the sums of a row.
         """
         e, b = self.e, self.e.b
         line = e.const(self.vectors * ROW_BYTES)
-        each = e.word(self.t, "register_rows")
-        each = b.select(b.icmp_signed("==", each, e.const(0)), e.const(ROWS), each)
-        first, left = e.variable(sums), e.variable(rows)
-        with e.loop(e.const(self.rows)):
-            count = b.select(b.icmp_signed("<", e.get(left), each), e.get(left), each)
-            own = e.variable(e.get(first))
+        run, gap = e.word(self.t, "run_rows"), e.word(self.t, "gap_rows")
+        is_one_run = b.icmp_signed("==", run, e.const(0))
+        own, left = e.variable(sums), e.variable(rows)
+        most = e.variable(b.select(is_one_run, rows, e.word(self.t, "first_run")))
+        with e.while_positive(left):
+            count = b.select(b.icmp_signed("<", e.get(left), e.get(most)), e.get(left), e.get(most))
             with e.loop(count):
                 yield e.get(own)
                 e.step(own, line)
-            e.put(left, b.sub(e.get(left), count))
-            e.step(first, e.const(ROWS * self.vectors * ROW_BYTES))
+            e.put(left, b.sub(b.sub(e.get(left), count), gap))
+            e.step(own, b.mul(gap, line))
+            e.put(most, run)
 
 
 class _MatrixTile(RegisterTile):
@@ -378,12 +360,16 @@ class _MatrixTile(RegisterTile):
     """
 
     def __init__(self, e: Emit, t: Any, rows: int, vectors: int, masked: bool) -> None:
-        super().__init__(e, t, rows, vectors)
+        depth = e.word(t, "depth")
+        whole = e.b.icmp_signed("==", depth, e.const(0))
+        super().__init__(e, t, rows, vectors, e.b.select(whole, e.const(MATRIX_DEPTH), depth))
         self.mask = e.tail_mask(e.word(t, "tail")) if masked else None
         self.a_row = e.word(t, "a_row")
         self.a_register = e.word(t, "a_register")
         self.b_vector = e.word(t, "b_vector")
         self.rest: Any = None  # initial values that the epilogue adds
+        self.ahead = e.variable(e.word(t, "ahead"))
+        self.ahead_lines = e.b.ashr(e.word(t, "pace"), e.const(_PACE_SHIFT))
 
     def step(self, a: Any, b: Any) -> None:
         """Emit the products of one step, whose operands begin at two addresses."""
@@ -396,6 +382,13 @@ class _MatrixTile(RegisterTile):
             return e.b.add(b, self.b_vector) if j else b, e.const(ROW_BYTES)
 
         self.multiply(left, right, self.registers.multiply)
+
+    def fetch(self) -> None:
+        """Emit the prefetches of a step into the L2 cache: half of `TileBlock.pace` bytes."""
+        e = self.e
+        with e.loop(self.ahead_lines):
+            e.prefetch(e.get(self.ahead), near=False)
+            e.step(self.ahead, e.const(ROW_BYTES))
 
     def loops(self, names: Sequence[str], a: Any, b: Any) -> None:
         """Emit the loops ``names`` of the block and, inside them, that over the steps.
@@ -410,6 +403,7 @@ class _MatrixTile(RegisterTile):
             a_step, b_step = e.word(t, "a_step"), e.word(t, "b_step")
             with e.loop(e.word(t, "steps")):
                 self.step(e.get(a), e.get(b))
+                self.fetch()
                 e.step(a, a_step)
                 e.step(b, b_step)
             return
@@ -449,7 +443,7 @@ class _MatrixTile(RegisterTile):
         # Whole registers to which nothing is done are stored at once.
         words = [e.word(t, name) for name in ("residual", "row_bias", "flags")]
         words.append(b.xor(rows, e.const(self.rows * ROWS)))
-        words.append(e.word(t, "register_rows"))
+        words.append(e.word(t, "run_rows"))
         left = self.rest
         for word in words:
             left = b.or_(left, word)

@@ -20,7 +20,9 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.bfloat16 import emit_bfloat16
 from subgraph.engine.codegen.emit import Emit
+from subgraph.engine.codegen.irtools import store_at
 from subgraph.engine.codegen.tile import Prefetcher, size_switch
 from subgraph.engine.codegen.tiling import (
     F_HI,
@@ -90,7 +92,11 @@ class _Tiles:
             self.each(lambda i, j, v: b.select(b.fcmp_ordered("<", self.high, v), self.high, v))
         for i in range(self.rows):
             for j in range(self.nv):
-                e.store(e.get(self.acc[i][j]), self.at(c, i, j))
+                self.store(e.get(self.acc[i][j]), self.at(c, i, j))
+
+    def store(self, value: Any, address: Any) -> None:
+        """Store a vector of C."""
+        self.e.store(value, address)
 
     def at(self, base: Any, i: int, j: int) -> Any:
         """Return the address of vector j of pixel i, of C or of the residual at ``base``."""
@@ -187,11 +193,20 @@ class _Windows(_Tiles):
     per channel of a group, whose element is copied to all lanes of its group.
     """
 
-    def __init__(self, e: Emit, t: Any, rows: int, taps: int, step: int, group: int) -> None:
+    def __init__(
+        self, e: Emit, t: Any, rows: int, taps: int, step: int, group: int, storage: str
+    ) -> None:
         operands = ("a", "a_row", "b", "c", "c_row", "residual")
         loops = ("outer_count", "middle_count", "inner_count", "middle_a", "middle_b")
         super().__init__(e, t, rows, 1, (*operands, *loops, "left", "right", "zeros"))
-        self.taps, self.step, self.group = taps, step, group
+        self.taps, self.step, self.group, self.storage = taps, step, group, storage
+
+    def store(self, value: Any, address: Any) -> None:
+        """Store a vector of C in the dtype in which results are stored."""
+        if self.storage:
+            store_at(self.e.b, address, emit_bfloat16(self.e.b, value), 2)
+        else:
+            super().store(value, address)
 
     def run(self, count: Any) -> None:
         """Emit the tiles of ``count`` rows; the last tile of a row may overlap the previous one."""
@@ -346,7 +361,7 @@ def strip(
 
 
 def windows(
-    *, dtype: str, lanes: int, mr: int, taps: int, step: int, group: int = 1
+    *, dtype: str, lanes: int, mr: int, taps: int, step: int, group: int = 1, storage: str = ""
 ) -> Callable[..., None]:
     """Return the kernel that computes rows of a depthwise convolution, or of one with small groups.
 
@@ -369,10 +384,12 @@ def windows(
         step: Pixels between windows.
         group: Channels of a group; it divides ``lanes``. A row of weights has ``taps`` vectors for
             each channel of a group.
+        storage: ``"bfloat16"`` if vectors of C, of 16 elements, are stored so: pixels are as many
+            bytes apart as in float32. ``""`` if in ``dtype``.
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
-        _Windows(e, t, rows, taps, step, group).run(count)
+        _Windows(e, t, rows, taps, step, group, storage).run(count)
 
     sizes = [(r, 1) for r in range(1, mr + 1)]
     tiles = size_switch(f"windows_{taps}_{step}_{group}", dtype, lanes, sizes, emit)

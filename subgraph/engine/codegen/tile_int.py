@@ -81,7 +81,9 @@ class IntegerTileBlock(WordBlock):
             no zero point.
         column_excess: int32 per column: the zero point of B as signed bytes (not in ``pairs``).
         a_register: Stride of A between registers of 16 rows (matrix tiles only).
-        register_rows: Rows of a register that are rows of C (matrix tiles only); 0: 16.
+        run_rows: Rows of sums that are a run of rows of C (matrix tiles only); 0: all rows are.
+        gap_rows: Rows of sums between runs, which are not rows of C.
+        first_run: Rows of the first run, if there are gaps.
     """
 
     a: Address
@@ -109,7 +111,9 @@ class IntegerTileBlock(WordBlock):
     row_sums: Address
     column_excess: Address
     a_register: int
-    register_rows: int
+    run_rows: int
+    gap_rows: int
+    first_run: int
 
 
 def integer_tile_shape() -> tuple[int, int, int]:

@@ -60,7 +60,10 @@ class TileBlock(WordBlock):
         sum_copy: Bytes from a vector of B to where its sum with the addend is stored.
         sign: Factor of the addend, 1 or -1.
         a_register: Stride of A between registers of 16 rows (matrix tiles only).
-        register_rows: Rows of a register that are rows of C (matrix tiles only); 0: 16.
+        run_rows: Rows of sums that are a run of rows of C (matrix tiles only); 0: all rows are.
+        gap_rows: Rows of sums between runs, which are not rows of C.
+        first_run: Rows of the first run, if there are gaps.
+        depth: Elements of A of a step (emulated matrix tiles only); 0: `MATRIX_DEPTH`.
     """
 
     a: Address
@@ -103,7 +106,10 @@ class TileBlock(WordBlock):
     sum_copy: int
     sign: float
     a_register: int
-    register_rows: int
+    run_rows: int
+    gap_rows: int
+    first_run: int
+    depth: int
 
 
 # Flags of `TileBlock.flags`.

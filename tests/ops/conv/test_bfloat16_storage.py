@@ -209,3 +209,28 @@ def test_special_values_pass_through() -> None:
     exact, got = (sg.compile_model(graph, "CPU", o)([x])[0] for o in ({}, OPTION))
     np.testing.assert_array_equal(np.isnan(exact), np.isnan(got))
     np.testing.assert_array_equal(np.isinf(exact), np.isinf(got))
+
+
+@pytest.mark.parametrize("of_group", [1, 4])
+@pytest.mark.parametrize("channels", [64, 48])
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
+@pytest.mark.parametrize("act", ["", "Relu", "Relu6", "Sigmoid"])
+def test_small_groups(of_group: int, channels: int, taps: int, stride: int, act: str) -> None:
+    """Convolutions of small groups store what a convolution over matrix tiles reads."""
+    rng = np.random.default_rng(taps)
+    x = sg.input("x", (2, channels, 19, 13))
+    filters = rng.standard_normal((channels, of_group, taps, taps)).astype(np.float32)
+    h = ops.Conv(
+        x, sg.parameter("a", filters), pads=[taps // 2] * 4, strides=[stride] * 2,
+        group=channels // of_group,
+    )  # fmt: skip
+    if act:
+        h = ops.Clip(h, 0.0, 6.0) if act == "Relu6" else getattr(ops, act)(h)
+    weights = (rng.standard_normal((40, channels, 1, 1)) / 8).astype(np.float32)
+    graph = sg.Graph([x], [ops.Conv(h, sg.parameter("b", weights))])
+    array = rng.standard_normal((2, channels, 19, 13)).astype(np.float32)
+    exact = sg.compile_model(graph, "CPU")([array])[0]
+    got = sg.compile_model(graph, "CPU", {**OPTION, "INFERENCE_NUM_THREADS": 2})([array])[0]
+    np.testing.assert_allclose(got, exact, rtol=0, atol=0.01 * np.abs(exact).max())
+    stored = channels % 32 == 0 and act != "Sigmoid"
+    assert any(".lines(" in kernel for kernel in kernels_of(graph, array)) != stored

@@ -15,7 +15,11 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.lowering import Layout
+from subgraph.engine.program.pool import call
+from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
+from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.pool.arguments import PoolWindowArguments
 from tests.support.kernels import run_node
 from tests.support.opencl import core, graph_of, needs_device
 
@@ -121,3 +125,28 @@ def test_values_stored_as_bfloat16() -> None:
     found = request.infer([array])[0]
     np.testing.assert_array_equal(np.isnan(found), np.isnan(_maxima(array, (3, 3), (2, 2))))
     assert "storage='bfloat16'" in str(request.profile())
+
+
+@pytest.mark.parametrize("taps", [(1, 1), (3, 2)])
+def test_all_bit_patterns_of_bfloat16(taps: tuple[int, int]) -> None:
+    """Maxima of stored values are exact, with NaN of both signs, infinities and zeros."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    x = np.random.default_rng(0).permutation(every).reshape(32, 64, 32)  # rows, columns, channels
+    height, width = 33 - taps[0], 65 - taps[1]
+    y = np.zeros((height, width, 32), np.uint16)
+    g = Geometry(
+        1, 1, 32, 32, (1, 32, 64), (1, height, width), (1, *taps), (1, 1, 1), (1, 1, 1), (0, 0, 0)
+    )
+    arguments = PoolWindowArguments(
+        **g.arguments(), x=x.ctypes.data, y=y.ctypes.data, count_include_pad=0, after_depth=0,
+        after_height=0, after_width=0, blocks=1, rows=height, x_image=x.nbytes, y_image=y.nbytes,
+    )  # fmt: skip
+    kernel = Kernel(
+        "subgraph.ops.pool.kernels", "window",
+        dtype="float32", lanes=32, kind="max", storage="bfloat16",
+    )  # fmt: skip
+    words = np.array(arguments.words(), np.int64)
+    call(kernel.address, words.ctypes.data, 0, 1, 0)
+    image, found = ((bits.astype(np.uint32) << 16).view(np.float32) for bits in (x, y))
+    wanted = _maxima(image.transpose(2, 0, 1)[None], taps, (1, 1))
+    np.testing.assert_array_equal(found.transpose(2, 0, 1)[None], wanted)

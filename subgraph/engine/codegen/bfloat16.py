@@ -1,0 +1,70 @@
+"""Conversions of vectors of 16 float32 to bfloat16, alone and as pairs of two rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from subgraph.engine.codegen.irtools import (
+    F32,
+    I16,
+    I32,
+    INT64,
+    VOID,
+    define,
+    f32_to_bf16,
+    load_at,
+    store_at,
+    vec_type,
+)
+from subgraph.system import host
+
+_LANES = 16
+
+
+def _store_rounded(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+    store_at(builder, args[0], emit_bfloat16(builder, args[1]), 2)
+
+
+# The intrinsic (address, vector of 16 float32), which stores the elements rounded to bfloat16.
+store_bfloat16 = define(VOID, [INT64, vec_type("float32", _LANES)], _store_rounded)
+
+
+def _pairs(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+    wide = ir.VectorType(I32, _LANES)
+    low, high = (builder.zext(emit_bfloat16(builder, value), wide) for value in args)
+    return builder.or_(low, builder.shl(high, ir.Constant(wide, [16] * _LANES)))
+
+
+# The intrinsic (vector, vector of 16 float32) -> vector of int32, which are pairs of the elements,
+# rounded to bfloat16.
+bfloat16_pairs = define(vec_type("int32", _LANES), [vec_type("float32", _LANES)] * 2, _pairs)
+
+
+def _store_pairs(builder: Any, context: Any, args: Sequence[Any]) -> None:
+    vector = ir.VectorType(F32, _LANES)
+    rows = [load_at(builder, address, vector, 4) for address in args[1:]]
+    store_at(builder, args[0], _pairs(builder, context, rows), 4)
+
+
+# The intrinsic (address, address of row 0, of row 1), which stores pairs of the elements of two
+# rows of 16 float32, rounded to bfloat16: a row of a register of B.
+store_bfloat16_pairs = define(VOID, [INT64, INT64, INT64], _store_pairs)
+
+
+def emit_bfloat16(builder: Any, value: Any) -> Any:
+    """Emit the conversion of 16 float32 to bfloat16, to nearest even, as i16.
+
+    Subnormal numbers may become 0, as they do in products.
+
+    Args:
+        builder: LLVM's builder.
+        value: Vector of 16 float32.
+    """
+    if not host.rounds_to_bfloat16():
+        return f32_to_bf16(builder, value)
+    # llvmlite has no type of LLVM's bfloat, which the intrinsic returns.
+    kind = ir.FunctionType(ir.VectorType(I16, _LANES), [value.type])
+    return builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value])
