@@ -332,7 +332,14 @@ declare(
     compute=gather_elements,
 )
 declare("GatherND", requires=gather_nd_operands, infer=gather_nd)
-declare("OneHot", requires=one_hot_operands, infer=one_hot_type, compute=one_hot)
+declare(
+    "OneHot",
+    requires=one_hot_operands,
+    infer=one_hot_type,
+    compute=one_hot,
+    grows=True,
+    sized_by=(1,),
+)
 declare("Scatter", requires=scatter_elements_operands, infer=first_type, compute=scatter)
 declare("ScatterElements", requires=scatter_elements_operands, infer=first_type)
 declare("ScatterND", requires=scatter_nd_operands, infer=first_type)

@@ -498,6 +498,12 @@ def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [x, TensorType(x.dtype if is_before(node, 10) else "bool", x.shape)]
 
 
+def keeps_order(node: Node) -> bool:
+    """Return whether a Transpose states an order of the axes that is the one they have."""
+    perm = list(node.attrs.get("perm", ()))
+    return bool(perm) and perm == sorted(perm)
+
+
 def may_train(node: Node) -> bool:
     """Return whether a Dropout is in training mode, or ``training_mode`` is not a constant."""
     if node.version and node.version < 7:
@@ -512,36 +518,113 @@ def may_train(node: Node) -> bool:
 
 
 # The operators of this family, each in all its versions.
-declare("CenterCropPad", requires=operands.center_crop_pad_operands, by_body=True)
+declare("CenterCropPad", requires=operands.center_crop_pad_operands, by_body=True, grows=True)
 declare("Concat", requires=operands.concat_operands, infer=concat, compute=reference.concat)
-declare("Constant", requires=operands.constant_operands, infer=constant, compute=reference.constant)
-declare("ConstantOfShape", requires=operands.constant_of_shape_operands, infer=constant_of_shape)
-declare("Expand", requires=operands.expand_operands, infer=expand)
-declare("EyeLike", requires=operands.eye_like_operands)
-declare("Flatten", requires=operands.flatten_operands, infer=flatten, compute=reference.flatten)
-declare("Identity", requires=operands.identity_operands, infer=first_type)
-declare("Pad", requires=operands.pad_operands, infer=pad, compute=reference.pad)
-declare("Range", requires=operands.range_operands, infer=range_)
-declare("Reshape", requires=operands.reshape_operands, infer=reshape, compute=reference.reshape)
+declare(
+    "Constant",
+    requires=operands.constant_operands,
+    infer=constant,
+    compute=reference.constant,
+    speculatable=True,
+)
+declare(
+    "ConstantOfShape",
+    requires=operands.constant_of_shape_operands,
+    infer=constant_of_shape,
+    light=True,
+    grows=True,
+    shape_at=0,
+)
+declare(
+    "Expand", requires=operands.expand_operands, infer=expand, light=True, grows=True, shape_at=1
+)
+declare("EyeLike", requires=operands.eye_like_operands, grows=True)
+declare(
+    "Flatten",
+    requires=operands.flatten_operands,
+    infer=flatten,
+    compute=reference.flatten,
+    view=True,
+)
+declare(
+    "Identity", requires=operands.identity_operands, infer=first_type, view=True, speculatable=True
+)
+declare(
+    "Pad",
+    requires=operands.pad_operands,
+    infer=pad,
+    compute=reference.pad,
+    grows=True,
+    sized_by=(1, 3),
+)
+declare(
+    "Range",
+    requires=operands.range_operands,
+    infer=range_,
+    light=True,
+    grows=True,
+    sized_by=(0, 1, 2),
+)
+declare(
+    "Reshape",
+    requires=operands.reshape_operands,
+    infer=reshape,
+    compute=reference.reshape,
+    view=True,
+    light=True,
+    speculatable=True,
+    shape_at=1,
+)
 declare("ReverseSequence", requires=operands.reverse_sequence_operands, infer=first_type)
-declare("Shape", requires=operands.shape_operands, infer=shape, compute=reference.shape)
-declare("Size", requires=operands.size_operands, infer=size)
-declare("Slice", requires=operands.slice_operands, infer=slice_, compute=reference.sliced)
-declare("Split", requires=operands.split_operands, infer=split, compute=reference.split)
+declare(
+    "Shape", requires=operands.shape_operands, infer=shape, compute=reference.shape, by_type=True
+)
+declare("Size", requires=operands.size_operands, infer=size, by_type=True)
+declare(
+    "Slice",
+    requires=operands.slice_operands,
+    infer=slice_,
+    compute=reference.sliced,
+    light=True,
+    speculatable=True,
+    sized_by=(1, 2, 3, 4),
+)
+declare(
+    "Split", requires=operands.split_operands, infer=split, compute=reference.split, sized_by=(1,)
+)
 declare(
     "Squeeze",
     requires=operands.squeeze_operands,
     infer=squeeze,
     compute=reference.of_single_numbers,
+    view=True,
+    speculatable=True,
+    sized_by=(1,),
 )
-declare("Tile", requires=operands.tile_operands, infer=tile, compute=reference.tile)
-declare("Transpose", requires=operands.transpose_operands, infer=transpose)
+declare(
+    "Tile",
+    requires=operands.tile_operands,
+    infer=tile,
+    compute=reference.tile,
+    grows=True,
+    shape_at=1,
+)
+declare(
+    "Transpose",
+    requires=operands.transpose_operands,
+    infer=transpose,
+    view=keeps_order,
+    speculatable=True,
+)
 declare("Trilu", requires=operands.trilu_operands, infer=first_type, compute=reference.trilu)
 declare(
     "Unsqueeze",
     requires=operands.unsqueeze_operands,
     infer=unsqueeze,
     compute=reference.unsqueeze,
+    view=True,
+    speculatable=True,
+    shape_at=1,
 )
 declare("BitCast", requires=operands.bit_cast_operands)
 declare(

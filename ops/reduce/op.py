@@ -165,11 +165,19 @@ declare(
     requires=reduction_operands,
     infer=reduction_types,
     compute=in_dtype_of_input,
+    speculatable=True,
 )
 declare("ReduceLogSumExp", requires=reduction_operands, infer=reduction_types, compute=log_sum_exp)
 declare(
-    *("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum"),
+    *("ReduceMax", "ReduceMin", "ReduceProd"),
     requires=reduction_operands,
     infer=reduction_types,
     compute=with_scalars,
+)
+declare(
+    "ReduceSum",
+    requires=reduction_operands,
+    infer=reduction_types,
+    compute=with_scalars,
+    speculatable=True,
 )

@@ -113,7 +113,13 @@ declare(
     compute=reference.non_max_suppression,
 )
 declare("NonZero", requires=padded.non_zero_operands, infer=non_zero)
-declare("TopK", requires=top_operands, infer=top_k, compute=movement_reference.of_single_numbers)
+declare(
+    "TopK",
+    requires=top_operands,
+    infer=top_k,
+    compute=movement_reference.of_single_numbers,
+    sized_by=(1,),
+)
 declare("Unique", requires=padded.unique_operands, infer=unique, compute=reference.unique)
 declare(
     "PaddedCompress",

@@ -18,7 +18,7 @@ from subgraph.errors import ModelError, ShapeError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.op_checks import output_types, region_types
-from subgraph.operators.operator import find_operator, operator_key
+from subgraph.operators.operator import find_operator, operator_key, operator_of
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
 from subgraph.operators.schema import newest_opset
 
@@ -184,8 +184,7 @@ def has_requirement(node: Node) -> bool:
 
 def _rules_of(node: Node) -> tuple[Rule, ...]:
     """Return the requirements of a node: its operator's, and that of the function body around."""
-    operator = find_operator(operator_key(node.op_type, node.domain))
-    rule = None if operator is None else operator.rule
+    rule = operator_of(node).rule
     metadata = node.metadata
     if not metadata or EXTRA_REQUIREMENT not in metadata:
         return () if rule is None else (rule,)
@@ -215,8 +214,7 @@ def infer_types(
             return output_types(node.op, input_types)
         return region_types(node.subgraph, input_types)
     values = list(input_values) or [None] * len(input_types)
-    operator = find_operator(operator_key(node.op_type, node.domain))
-    rule = None if operator is None else operator.infer
+    rule = operator_of(node).infer
     try:
         check_operands(node, input_types, values)
         if rule is None:

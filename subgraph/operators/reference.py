@@ -28,7 +28,7 @@ from subgraph.operators.inference import (
     part_metadata,
     set_output_types,
 )
-from subgraph.operators.operator import EXPANDING_OPERATORS, find_operator, operator_key
+from subgraph.operators.operator import operator_of
 from subgraph.operators.schema import find_schema, newest_opset
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -53,8 +53,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """
     # NumPy turns results of rank 0 into scalars; kernels and onnx.reference take arrays.
     given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
-    operator = find_operator(operator_key(node.op_type, node.domain))
-    compute = None if operator is None else operator.compute
+    compute = operator_of(node).compute
     try:
         # Operands are checked first: onnx.reference accepts many that do not fit, and computes
         # something.
@@ -81,13 +80,6 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return found + [None] * (len(node.outputs) - len(found))
 
 
-# Operators whose result may be larger than all their inputs together, by attributes too.
-_GROWING = EXPANDING_OPERATORS | {
-    *("AffineGrid", "AveragePool", "BlackmanWindow", "CenterCropPad", "Col2Im", "Conv"),
-    *("ConvInteger", "ConvTranspose", "DFT", "HammingWindow", "HannWindow", "LpPool", "MaxPool"),
-    *("MaxUnpool", "MelWeightMatrix", "Multinomial", "QLinearConv", "RandomNormal"),
-    *("RandomUniform", "STFT"),
-}
 # Product of the inputs' numbers of elements up to which results of other operators are not checked.
 # An estimate: such a result has at most so many elements, which are 1 GiB in float64.
 _UNCHECKED_PRODUCT = 1 << 27
@@ -106,7 +98,7 @@ def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | No
             empty = empty or not value.size
         elif is_list(value) and node.op_type == "ConcatFromSequence":
             check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
-    if product <= _UNCHECKED_PRODUCT and not empty and node.op_type not in _GROWING:
+    if product <= _UNCHECKED_PRODUCT and not empty and not operator_of(node).grows:
         return ()
     types = [_type_of(value) for value in inputs]
     # Shapes, axes and repeats, on which the sizes of results depend, are short; 4096 is an

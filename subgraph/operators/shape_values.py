@@ -27,6 +27,7 @@ from subgraph.graph.types import (
     ValueType,
     numpy_dtype,
 )
+from subgraph.operators.operator import operator_of
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
 
@@ -111,7 +112,7 @@ def follows_from_shapes(value: Value) -> bool:
     while work:
         found = work.pop()
         node = found.producer
-        if found.parameter is not None or (node is not None and node.op_type in ("Shape", "Size")):
+        if found.parameter is not None or (node is not None and operator_of(node).by_type):
             continue
         if node is None or not is_arithmetic(node):
             return False
