@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -72,16 +73,29 @@ def input_or_attribute(node: Node, values: Values, index: int, name: str) -> lis
     Returns:
         The integers; [] if the node has neither, None if the input's content is unknown.
     """
+    dims = _dims(node, values, index, name)
+    numbers = [dim for dim in dims or () if isinstance(dim, int)]
+    return None if dims is None or len(numbers) < len(dims) else numbers
+
+
+def _dims(node: Node, values: Values, index: int, name: str) -> list[Dim] | None:
+    """Return what `input_or_attribute` does where only a part of the elements may be known."""
     if index < len(node.inputs) and node.inputs[index] is not None:
         found = values[index] if index < len(values) else None
-        return None if found is None else whole_numbers(found)
+        if found is None:
+            return None
+        return [v if v is None or isinstance(v, str) else _whole(v) for v in found.ravel().tolist()]
     value = node.attrs.get(name)
     return [] if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
 
 
 def whole_numbers(array: Array) -> list[int]:
     """Return the elements of a small array as Python integers; symbolic integers stay symbolic."""
-    return [v if isinstance(v, int) else int(v) for v in array.reshape(-1).tolist()]
+    return list(map(_whole, array.reshape(-1).tolist()))
+
+
+def _whole(number: Any) -> int:
+    return number if isinstance(number, int) else int(number)
 
 
 def _unknown(x: TensorType | None, rank: int | None = None) -> list[ValueType | None]:
@@ -213,14 +227,13 @@ def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    target = input_or_attribute(node, values, 1, "shape")
-    if x is None or target is None:
+    dims = _dims(node, values, 1, "shape")
+    if x is None or dims is None:
         return _unknown(x, _length(types, 1))
-    dims: list[Dim] = list(target)
-    keeps_zero = bool(node.attrs.get("allowzero", 0))
-    for d, dim in enumerate(target):
-        if dim == 0 and not keeps_zero:
-            dims[d] = None if x.shape is None else x.shape[d]
+    if not node.attrs.get("allowzero", 0):
+        known = x.shape or ()
+        copied = [known[d] if d < len(known) else None for d in range(len(dims))]
+        dims = [of if dim == 0 else dim for dim, of in zip(dims, copied, strict=True)]
     if -1 in dims:
         at = dims.index(-1)
         rest = [dim for d, dim in enumerate(dims) if d != at]
@@ -250,7 +263,7 @@ def _left(shape: Shape, others: list[Dim]) -> Dim:
     if not isinstance(known, int) or not isinstance(numbers, int) or known == 0:
         return None
     if not names:
-        return numbers // known
+        return numbers // known if numbers % known == 0 else None
     return names[0] if len(names) == 1 and numbers == known else None
 
 
@@ -300,7 +313,7 @@ def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    target: Sequence[Dim] | None = input_or_attribute(node, values, 1, "shape")
+    target = _dims(node, values, 1, "shape")
     count = _length(types, 1)
     if target is None and count is not None:
         target = [None] * count
@@ -411,7 +424,7 @@ def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueTyp
     """
     value = node.attrs.get("value")
     dtype = "float32" if value is None else np.asarray(value).dtype
-    dims = input_or_attribute(node, values, 0, "shape")
+    dims = _dims(node, values, 0, "shape")
     if dims is None:
         count = _length(types, 0)
         return [TensorType(dtype, None if count is None else [None] * count)]
@@ -449,7 +462,7 @@ def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    repeats = input_or_attribute(node, values, 1, "repeats")
+    repeats = _dims(node, values, 1, "repeats")
     if x is None or x.shape is None or repeats is None:
         return _unknown(x, None if x is None else x.rank)
     if len(node.inputs) > 2:  # version 1: one axis, and how often

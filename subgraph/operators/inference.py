@@ -21,6 +21,7 @@ from subgraph.operators.op_checks import output_types, region_types
 from subgraph.operators.operator import find_operator, operator_key, operator_of
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
 from subgraph.operators.schema import newest_opset
+from subgraph.operators.shape_values import concretized, is_partial
 
 # Attributes of ONNX's operators for which the standard defines only 0 and 1. Runtimes differ in
 # their meaning of other numbers, so that these are refused.
@@ -203,7 +204,8 @@ def infer_types(
     Args:
         node: The node; its own value types are not read, except those of bodies.
         input_types: Types of its inputs, None for one that is omitted or not known.
-        input_values: Arrays of the inputs whose elements are known, None for others; (): none.
+        input_values: Arrays of the inputs whose elements are known, None for others; (): none. At
+            the operator's ``shape_at`` only a part of the elements may be known.
 
     Raises:
         ShapeError: the input types do not fit the operator.
@@ -214,12 +216,15 @@ def infer_types(
             return output_types(node.op, input_types)
         return region_types(node.subgraph, input_types)
     values = list(input_values) or [None] * len(input_types)
-    rule = operator_of(node).infer
+    operator = operator_of(node)
+    whole, at = values, operator.shape_at
+    if at is not None and at < len(values) and is_partial(values[at]):
+        whole = [*values[:at], None, *values[at + 1 :]]
     try:
-        check_operands(node, input_types, values)
-        if rule is None:
-            return infer_by_onnx(node, input_types, values)
-        found = list(rule(node, input_types, values))
+        check_operands(node, input_types, whole)
+        if operator.infer is None:
+            return infer_by_onnx(node, input_types, whole)
+        found = list(operator.infer(node, input_types, values))
     except SubgraphError as error:
         if not isinstance(error, ShapeError) or str(error).startswith("node "):
             raise
@@ -274,8 +279,6 @@ def infer_by_onnx(
     Raises:
         ShapeError: the input types do not fit the operator.
     """
-    from subgraph.operators.shape_values import concretized
-
     unknown: list[ValueType | None] = [None] * len(node.outputs)
     if node.bodies:
         return _types_of_bodies(node, unknown)
