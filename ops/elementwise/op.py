@@ -311,6 +311,7 @@ declare(
     *("Sin", "Sinh", "Softplus", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
     requires=unary_operands,
     infer=unary,
+    compute=reference.elementwise,
     speculatable=True,
 )
 declare(
@@ -347,14 +348,30 @@ declare(
 declare("Erf", requires=unary_operands, infer=unary, compute=reference.erf, speculatable=True)
 declare("Gelu", requires=gelu_operands, infer=unary)
 declare(
-    "GreaterOrEqual", "LessOrEqual", requires=binary_operands, infer=comparison, speculatable=True
+    *("GreaterOrEqual", "LessOrEqual"),
+    requires=binary_operands,
+    infer=comparison,
+    compute=reference.elementwise,
+    speculatable=True,
 )
 declare("IsInf", "IsNaN", requires=unary_operands, infer=test)
-declare("Max", "Min", "Sum", requires=variadic_operands, infer=broadcasting, speculatable=True)
+declare(
+    *("Max", "Min", "Sum"),
+    requires=variadic_operands,
+    infer=broadcasting,
+    compute=reference.elementwise,
+    speculatable=True,
+)
 declare("Mean", requires=variadic_operands, infer=broadcasting, compute=reference.mean)
 declare("PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu)
 declare("Softsign", requires=unary_operands, infer=unary, compute=reference.softsign)
 declare("SwiGLU", requires=swiglu_operands, by_body=True)
-declare("Where", requires=where_operands, infer=where, speculatable=True)
+declare(
+    "Where",
+    requires=where_operands,
+    infer=where,
+    compute=reference.where,
+    speculatable=True,
+)
 # The elementwise operators of its inner graph, in one loop.
 declare("FusedElementwise", domain=INTERNAL_DOMAIN)

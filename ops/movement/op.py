@@ -544,12 +544,19 @@ declare(
     "ConstantOfShape",
     requires=operands.constant_of_shape_operands,
     infer=constant_of_shape,
+    compute=reference.constant_of_shape,
     light=True,
     grows=True,
     shape_at=0,
 )
 declare(
-    "Expand", requires=operands.expand_operands, infer=expand, light=True, grows=True, shape_at=1
+    "Expand",
+    requires=operands.expand_operands,
+    infer=expand,
+    compute=reference.expand,
+    light=True,
+    grows=True,
+    shape_at=1,
 )
 declare("EyeLike", requires=operands.eye_like_operands, grows=True)
 declare(
@@ -574,6 +581,7 @@ declare(
     "Range",
     requires=operands.range_operands,
     infer=range_,
+    compute=reference.range_,
     light=True,
     grows=True,
     sized_by=(0, 1, 2),
@@ -592,7 +600,7 @@ declare("ReverseSequence", requires=operands.reverse_sequence_operands, infer=fi
 declare(
     "Shape", requires=operands.shape_operands, infer=shape, compute=reference.shape, by_type=True
 )
-declare("Size", requires=operands.size_operands, infer=size, by_type=True)
+declare("Size", requires=operands.size_operands, infer=size, compute=reference.size, by_type=True)
 declare(
     "Slice",
     requires=operands.slice_operands,
@@ -609,7 +617,7 @@ declare(
     "Squeeze",
     requires=operands.squeeze_operands,
     infer=squeeze,
-    compute=reference.of_single_numbers,
+    compute=reference.squeeze,
     view=True,
     speculatable=True,
     sized_by=(1,),
@@ -626,6 +634,7 @@ declare(
     "Transpose",
     requires=operands.transpose_operands,
     infer=transpose,
+    compute=reference.transpose,
     view=keeps_order,
     speculatable=True,
 )

@@ -17,9 +17,9 @@ from subgraph.graph.limits import size_in_bytes
 from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, dtype_of
-from subgraph.operators.evaluation import evaluate
 from subgraph.operators.inference import infer_types
 from subgraph.operators.operator import is_random, operator_of
+from subgraph.operators.reference import evaluate
 from subgraph.operators.shape_values import propagate, to_array
 from subgraph.partition.constants import constant_array
 from subgraph.transform.pass_manager import register_pass

@@ -18,8 +18,8 @@ from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
-from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import is_random, operator_of
+from subgraph.operators.reference import evaluate
 
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 _CAPTURE = -1  # stands in a place (see `ConstantWeights`) for the number of a node

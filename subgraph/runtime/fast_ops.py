@@ -20,8 +20,8 @@ from subgraph.graph.limits import (
     count_results,
 )
 from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
-from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import operator_key
+from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]

@@ -61,9 +61,9 @@ from subgraph.graph.limits import (
 )
 from subgraph.graph.parameters import Parameter, Versions
 from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
-from subgraph.operators.evaluation import evaluate
 from subgraph.operators.inference import check_operands, has_requirement
 from subgraph.operators.operator import is_random, operator_of
+from subgraph.operators.reference import evaluate
 from subgraph.operators.shape_values import from_array, has_symbolic, is_arithmetic, to_array
 from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
