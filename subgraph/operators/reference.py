@@ -28,7 +28,7 @@ from subgraph.operators.inference import (
     part_metadata,
     set_output_types,
 )
-from subgraph.operators.operator import operator_of
+from subgraph.operators.operator import Operator, operator_of
 from subgraph.operators.schema import find_schema, newest_opset
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -53,12 +53,13 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """
     # NumPy turns results of rank 0 into scalars; kernels and onnx.reference take arrays.
     given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
-    compute = operator_of(node).compute
+    operator = operator_of(node)
+    compute = operator.compute
     try:
         # Operands are checked first: onnx.reference accepts many that do not fit, and computes
         # something.
         check_values(node, given)
-        outputs = _without_elements(_checked_types(node, given))
+        outputs = _without_elements(_checked_types(node, operator, given))
         if outputs is None:
             with np.errstate(all="ignore"):
                 outputs = compute(node, given) if compute else standard(node, given)
@@ -85,7 +86,9 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
 _UNCHECKED_PRODUCT = 1 << 27
 
 
-def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | None]:
+def _checked_types(
+    node: Node, operator: Operator, inputs: Sequence[Any]
+) -> Sequence[ValueType | None]:
     """Return the types of the results if they may be large or without elements, else nothing.
 
     Raises:
@@ -98,7 +101,7 @@ def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | No
             empty = empty or not value.size
         elif is_list(value) and node.op_type == "ConcatFromSequence":
             check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
-    if product <= _UNCHECKED_PRODUCT and not empty and not operator_of(node).grows:
+    if product <= _UNCHECKED_PRODUCT and not empty and not operator.grows:
         return ()
     types = [_type_of(value) for value in inputs]
     # Shapes, axes and repeats, on which the sizes of results depend, are short; 4096 is an
