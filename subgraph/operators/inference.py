@@ -8,7 +8,6 @@ Output types are those of the operator's ``infer`` or, without one, the onnx pac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +36,6 @@ SWITCHES = frozenset(
     }
 )
 _INTERNAL_PREFIX = "subgraph."
-_TERM = r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?"
-_EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")  # of Einsum
 # Metadata key of a node in a function's body: the name, in the domain "body", of a requirement that
 # holds besides its operator's own.
 EXTRA_REQUIREMENT = "subgraph.requires"
@@ -299,12 +296,6 @@ def infer_by_onnx(
         return unknown
     if any(v is not None and t is None for v, t in zip(node.inputs, input_types, strict=True)):
         return unknown
-    if node.op_type == "Einsum" and not _EQUATION.fullmatch(str(node.attrs.get("equation", ""))):
-        # onnx 1.23 loops forever on an equation that is not well formed.
-        raise ShapeError(
-            f"equation {node.attrs.get('equation')!r} is not well formed; letters, commas, one "
-            "'...' a term and '->' make one"
-        )
     proto = node_to_proto(node, len(node.inputs))
     types = {n: t for n, t in zip(proto.input, input_types, strict=True) if t is not None}
     known = {n: a for n, a in zip(proto.input, input_values, strict=True) if a is not None}

@@ -99,19 +99,12 @@ def _checked_types(
         if is_array(value):
             product *= value.size or 1
             empty = empty or not value.size
-        elif is_list(value) and node.op_type == "ConcatFromSequence":
-            check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
     if product <= _UNCHECKED_PRODUCT and not empty and not operator.grows:
         return ()
     types = [_type_of(value) for value in inputs]
     # Shapes, axes and repeats, on which the sizes of results depend, are short; 4096 is an
     # estimate.
     values = [v if is_array(v) and v.size <= 4096 else None for v in inputs]
-    if node.op_type == "Range" and not node.domain:
-        counts = [float(np.asarray(v).reshape(-1)[0]) for v in inputs[:3] if v is not None]
-        if all(counts[2:]):
-            size = max((counts[1] - counts[0]) / counts[2], 0) * 8
-            check_memory(size, _where(node, inputs))
     found = infer_types(node, types, values)
     tensors = [type_ for type_ in found if isinstance(type_, TensorType)]
     check_memory(sum(map(size_in_bytes, tensors)), _where(node, inputs))
