@@ -71,6 +71,7 @@ _NUMPY: dict[str, tuple[np.ufunc, str]] = {
     "Floor": (np.floor, "f"),
     "GreaterOrEqual": (np.greater_equal, "fi"),
     "Less": (np.less, "fi"),
+    "LessOrEqual": (np.less_equal, "fi"),
     "Max": (np.maximum, "fi"),
     "Min": (np.minimum, "fi"),
     "Mul": (np.multiply, "fi"),
@@ -79,6 +80,7 @@ _NUMPY: dict[str, tuple[np.ufunc, str]] = {
     "Reciprocal": (np.reciprocal, "f"),
     "Sqrt": (np.sqrt, "f"),
     "Sub": (np.subtract, "fi"),
+    "Sum": (np.add, "fi"),
 }
 
 

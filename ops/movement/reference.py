@@ -120,15 +120,6 @@ def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.array(sizes, np.int64)]
 
 
-def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Run an operator whose single numbers (axes, k) may be scalars; onnx.reference needs lists."""
-    operands = list(inputs)
-    for k in range(1, len(operands)):
-        if operands[k] is not None and operands[k].dtype.kind in "iu" and operands[k].size == 1:
-            operands[k] = operands[k].reshape((1,))
-    return standard(node, operands)
-
-
 def unsqueeze(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Insert axes of one element; before opset 13 onnx.reference takes sorted axes only."""
     return [np.expand_dims(inputs[0], _numbers(node, inputs, 1, "axes") or ())]

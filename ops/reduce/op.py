@@ -117,7 +117,8 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 def reduced(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Return the largest or smallest elements, or products; NumPy has no maximum of nothing."""
     x: Array = inputs[0]
-    if not x.size or x.dtype.kind not in "fi" or node.attrs.get("noop_with_empty_axes", 0):
+    plain = x.ndim and x.size and x.dtype.kind in "fi"
+    if not plain or node.attrs.get("noop_with_empty_axes", 0):
         return with_scalars(node, inputs)
     axes = node.attrs.get("axes")
     if len(inputs) > 1 and inputs[1] is not None:

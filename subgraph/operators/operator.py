@@ -84,7 +84,7 @@ class Operator:
     """
 
     schema: Schema | OperatorName
-    compute: Reference | None = None
+    compute: Reference | None
     infer: ShapeRule | None = None
     kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict[str, Callable[..., Any]])
     requires: Callable[..., None] | None = None
@@ -141,7 +141,7 @@ def declare(*op_types: str, domain: str = "", **fields: Any) -> None:
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # the declaring file
     owner = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     for op_type in op_types:
-        operator = Operator(OperatorName(op_type, domain), **fields)
+        operator = Operator(OperatorName(op_type, domain), **{"compute": None, **fields})
         OPERATORS.register(operator.key, operator, owner)
 
 
@@ -163,7 +163,7 @@ def unregister_operator(operator: Operator) -> None:
     CUSTOM_SCHEMAS.pop((operator.schema.domain, operator.schema.op_type), None)
 
 
-_UNDECLARED = Operator(OperatorName(""))
+_UNDECLARED = Operator(OperatorName(""), None)
 
 
 def operator_of(node: Node) -> Operator:
