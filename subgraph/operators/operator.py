@@ -97,12 +97,10 @@ class Operator:
     by_type: bool = False
     speculatable: bool | Callable[[Node], bool] = False
     shape_at: int | None = None
-    sized_by: tuple[int, ...] = attrs.field()
+    sized_by: tuple[int, ...] = attrs.field(
+        default=attrs.Factory(lambda self: _only(self.shape_at), takes_self=True)
+    )
     rule: Rule | None = attrs.field(init=False, eq=False, repr=False)
-
-    @sized_by.default
-    def _(self) -> tuple[int, ...]:
-        return () if self.shape_at is None else (self.shape_at,)
 
     def __attrs_post_init__(self) -> None:
         """Compute ``rule``."""
@@ -117,6 +115,10 @@ class Operator:
 
 
 OPERATORS: Registry[Operator] = Registry("operator", UnsupportedOpError, FAMILIES)
+
+
+def _only(position: int | None) -> tuple[int, ...]:
+    return () if position is None else (position,)
 
 
 def operator_key(op_type: str, domain: str = "") -> str:
@@ -140,8 +142,9 @@ def declare(*op_types: str, domain: str = "", **fields: Any) -> None:
     """
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # the declaring file
     owner = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    fields.setdefault("compute", None)
     for op_type in op_types:
-        operator = Operator(OperatorName(op_type, domain), **{"compute": None, **fields})
+        operator = Operator(OperatorName(op_type, domain), **fields)
         OPERATORS.register(operator.key, operator, owner)
 
 
