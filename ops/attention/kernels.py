@@ -69,6 +69,20 @@ def head_operands(a: AttentionOperands, batch: int, head: int) -> tuple[int, int
     return q, k, v_at, mask
 
 
+@register_jitable
+def visible_keys(a: AttentionOperands, last: int) -> int:
+    """Return how many keys the queries before ``last`` see.
+
+    At least one key stays visible: the first block initializes maxima, sums and results. If even
+    that key is hidden, `mask_future` sets its scores to minus infinity.
+
+    Args:
+        a: The kernel's arguments.
+        last: The query after the last one.
+    """
+    return max(min(a.keys, last + a.offset), 1) if a.causal != 0 else a.keys
+
+
 def panel_writer(dtype: str, lanes: int, nv: int) -> Any:
     """Return the function that writes a panel; the parameters are those of `attention`."""
     write, width = result_writer(dtype, lanes), nv * lanes
@@ -126,7 +140,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t = _panel_block()
-        queries, keys, depth, values = a.queries, a.keys, a.key_size, a.value_size
+        queries, depth, values = a.queries, a.key_size, a.value_size
         heads, keys_block, panels = a.heads, a.keys_block, a.panels
         row = width * item
         # The three rows beyond queries and results hold the state of the softmax: maxima, sums, and
@@ -148,14 +162,9 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 panel = first_panel + (first - start) // width * panel_bytes
                 step, count = a.q_row, min(width, queries - first)
                 pack_queries(q + first * step, step, count, depth, panel, a.scale)
-            visible_keys = keys
-            if a.causal != 0:
-                # At least one key stays visible: the first block initializes maxima, sums and
-                # results. If even that key is hidden, `mask_future` sets its scores to minus
-                # infinity.
-                visible_keys = max(min(keys, stop + a.offset), 1)
-            for key in range(0, visible_keys, keys_block):
-                block_keys = min(keys_block, visible_keys - key)
+            visible = visible_keys(a, stop)
+            for key in range(0, visible, keys_block):
+                block_keys = min(keys_block, visible - key)
                 t.k_lines, t.k_pitch = block_lines(
                     a.k_pitch, k_copy, k, a.k_line, a.k_across, key, block_keys, depth
                 )
@@ -164,14 +173,11 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 )
                 for first in range(start, stop, width):
                     panel = first_panel + (first - start) // width * panel_bytes
-                    panel_keys = block_keys
-                    if a.causal != 0:
-                        last = min(first + width, queries) + a.offset
-                        panel_keys = min(block_keys, max(last, 1) - key)
+                    seen = visible_keys(a, min(first + width, queries)) - key
                     # A block after the last query of a panel is hidden from it, and leaves its
                     # state as it is. The first block is never left out.
-                    if panel_keys > 0:
-                        attend(a, t, panel, first, key, panel_keys, mask, scores)
+                    if seen > 0:
+                        attend(a, t, panel, first, key, min(block_keys, seen), mask, scores)
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
                 panel = first_panel + (first - start) // width * panel_bytes

@@ -25,7 +25,7 @@ from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE, TileBlock
 from subgraph.ops.shared.register_kernels import row_pairer, row_rounder
 
 from .arguments import MatrixAttentionArguments
-from .kernels import head_operands, panel_writer
+from .kernels import head_operands, panel_writer, visible_keys
 from .panel_parts import (
     block_softmax,
     future_masker,
@@ -194,11 +194,6 @@ def attention() -> Callable[..., None]:
         memset(copy + depth * line, 0, (_whole_steps(depth) - depth) * line)
         pair_rows(copy, _whole_steps(depth), line // _VECTOR, to)
 
-    @register_jitable
-    def visible(a: MatrixAttentionArguments, last: int, keys: int) -> int:
-        """Return how many keys queries before ``last`` see; at least one, as in `kernels`."""
-        return max(min(keys, last + a.offset), 1) if a.causal != 0 else keys
-
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t = _tile_block()
@@ -226,9 +221,9 @@ def attention() -> Callable[..., None]:
                 panel = first_panel + (first - start) // _QUERIES * panel_bytes
                 count = min(_QUERIES, queries - first)
                 load_queries(a, q + first * a.q_row, count, shared + a.scores, panel)
-            visible_keys = visible(a, stop, a.keys)
-            for key in range(0, visible_keys, a.keys_block):
-                keys = min(a.keys_block, visible_keys - key)
+            visible = visible_keys(a, stop)
+            for key in range(0, visible, a.keys_block):
+                keys = min(a.keys_block, visible - key)
                 copy = shared + a.scores
                 if a.k_across != 0:
                     load_lines(k + key * 4, a.k_line, depth, keys, True, copy, shared)
@@ -241,7 +236,7 @@ def attention() -> Callable[..., None]:
                     load_lines(v_at + key * a.v_line, a.v_line, keys, values, True, copy, to)
                 for first in range(start, stop, _QUERIES):
                     panel = first_panel + (first - start) // _QUERIES * panel_bytes
-                    seen = visible(a, min(first + _QUERIES, queries), a.keys) - key
+                    seen = visible_keys(a, min(first + _QUERIES, queries)) - key
                     if seen > 0:
                         attend(a, t, panel, first, key, min(keys, seen), keys, mask, shared)
             out = a.y + batch * a.y_batch + head * a.y_head

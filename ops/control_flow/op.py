@@ -12,8 +12,10 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
 from subgraph.graph.types import MAX_RANK, SequenceType, ValueType
 from subgraph.operators.operator import declare
+from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
     int_list,
@@ -215,8 +217,15 @@ def optional_get_element(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [inputs[0]]
 
 
+def concat_from_sequence(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the tensors of a sequence as one; type inference does not know their sizes."""
+    size = sum(getattr(item, "nbytes", 0) for item in inputs[0])
+    check_memory(size, f"node {node.name!r} (ConcatFromSequence)")
+    return standard(node, inputs)
+
+
 # The operators of this family, each in all its versions.
-declare("ConcatFromSequence", requires=joined_operands)
+declare("ConcatFromSequence", requires=joined_operands, compute=concat_from_sequence)
 declare("If", requires=if_operands)
 declare("Loop", requires=loop_operands)
 declare("Optional", requires=optional_operands, compute=optional)

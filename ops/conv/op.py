@@ -204,11 +204,12 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
 
 # The operators of this family, each in all its versions.
 declare("CausalConvWithState", requires=causal_convolution_operands, by_body=True)
-declare("Conv", requires=conv_operands, infer=convolution, compute=reference.conv)
+declare("Conv", requires=conv_operands, infer=convolution, compute=reference.conv, grows=True)
 declare(
     "ConvTranspose",
     requires=conv_transpose_operands,
     infer=convolution_transpose,
     compute=reference.conv_transpose,
+    grows=True,
 )
 declare("FusedConv", domain=INTERNAL_DOMAIN, requires=fused_conv_operands)

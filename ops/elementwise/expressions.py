@@ -440,7 +440,7 @@ def _dequantize(e: Expression, node: Node, args: list[Term]) -> Term:
 
 
 # Only inside fused chains, which admit them between 8-bit integers and float32, with one scale.
-_CONVERSIONS: dict[str, Expand] = {"QuantizeLinear": _quantize, "DequantizeLinear": _dequantize}
+CONVERSIONS: dict[str, Expand] = {"QuantizeLinear": _quantize, "DequantizeLinear": _dequantize}
 
 
 def expand(e: Expression, node: Node, args: Sequence[Term]) -> Term:
@@ -454,7 +454,7 @@ def expand(e: Expression, node: Node, args: Sequence[Term]) -> Term:
     Raises:
         Unsupported: The operator is not elementwise, or its dtype is not supported.
     """
-    rules = EXPANSIONS if node.op_type in EXPANSIONS else _CONVERSIONS
+    rules = EXPANSIONS if node.op_type in EXPANSIONS else CONVERSIONS
     rule = rules.get(node.op_type) if node.domain == "" else None
     if rule is None:
         raise Unsupported(f"{node.op_type} is no elementwise operator")

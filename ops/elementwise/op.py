@@ -297,41 +297,87 @@ def cast_like(node: Node, types: Types, values: Values) -> list[ValueType | None
     return [None if like is None else TensorType(like.dtype, shape_of(types[0]))]
 
 
+def gives_floats(node: Node) -> bool:
+    """Return whether the results are floats; integers may be divided by zero."""
+    types = (value.type for value in node.outputs)
+    return all(isinstance(kind, TensorType) and "float" in kind.dtype for kind in types)
+
+
 # The operators of this family, each in all its versions.
 declare(
-    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu"),
-    *("Cos", "Cosh", "Elu", "Exp", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu", "Log"),
-    *("Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign"),
-    *("Sin", "Sinh", "Softplus", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Celu", "Cos"),
+    *("Cosh", "Elu", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Relu"),
+    *("Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Swish", "Tan"),
+    *("Tanh", "ThresholdedRelu"),
     requires=unary_operands,
     infer=unary,
+    speculatable=True,
 )
 declare(
-    *("Add", "And", "Div", "Mul", "Or", "Pow", "Sub", "Xor"),
+    *("Ceil", "Floor", "Neg", "Not", "Reciprocal", "Sqrt"),
+    requires=unary_operands,
+    infer=unary,
+    compute=reference.elementwise,
+    speculatable=True,
+)
+declare(
+    *("Add", "And", "Mul", "Or", "Sub", "Xor"),
     requires=binary_operands,
     infer=broadcasting,
     compute=reference.binary,
+    speculatable=True,
+)
+declare(
+    *("Div", "Pow"),
+    requires=binary_operands,
+    infer=broadcasting,
+    compute=reference.binary,
+    speculatable=gives_floats,
 )
 declare(
     *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mod"),
     requires=binary_operands,
     infer=broadcasting,
 )
-declare("Cast", requires=cast_operands, infer=cast, compute=reference.cast)
+declare("Cast", requires=cast_operands, infer=cast, compute=reference.cast, speculatable=True)
 declare("CastLike", requires=cast_like_operands, infer=cast_like, compute=reference.cast_like)
 declare("Clip", requires=clip_operands, infer=unary, compute=reference.clip)
 declare(
-    "Equal", "Greater", "Less", requires=binary_operands, infer=comparison, compute=reference.binary
+    "Equal",
+    "Greater",
+    "Less",
+    requires=binary_operands,
+    infer=comparison,
+    compute=reference.binary,
+    speculatable=True,
 )
-declare("Erf", requires=unary_operands, infer=unary, compute=reference.erf)
+declare("Erf", requires=unary_operands, infer=unary, compute=reference.erf, speculatable=True)
 declare("Gelu", requires=gelu_operands, infer=unary)
-declare("GreaterOrEqual", "LessOrEqual", requires=binary_operands, infer=comparison)
+declare(
+    *("GreaterOrEqual", "LessOrEqual"),
+    requires=binary_operands,
+    infer=comparison,
+    compute=reference.elementwise,
+    speculatable=True,
+)
 declare("IsInf", "IsNaN", requires=unary_operands, infer=test)
-declare("Max", "Min", "Sum", requires=variadic_operands, infer=broadcasting)
+declare(
+    *("Max", "Min", "Sum"),
+    requires=variadic_operands,
+    infer=broadcasting,
+    compute=reference.elementwise,
+    speculatable=True,
+)
 declare("Mean", requires=variadic_operands, infer=broadcasting, compute=reference.mean)
 declare("PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu)
 declare("Softsign", requires=unary_operands, infer=unary, compute=reference.softsign)
 declare("SwiGLU", requires=swiglu_operands, by_body=True)
-declare("Where", requires=where_operands, infer=where)
+declare(
+    "Where",
+    requires=where_operands,
+    infer=where,
+    compute=reference.where,
+    speculatable=True,
+)
 # The elementwise operators of its inner graph, in one loop.
 declare("FusedElementwise", domain=INTERNAL_DOMAIN)

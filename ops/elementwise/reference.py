@@ -5,6 +5,7 @@ Each function takes a node and the contents of its inputs, and returns those of 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import (
+    DTYPE_OF_ONNX,
     ONNX_DTYPE,
     Array,
     dtype_of,
+    numpy_dtype,
 )
 from subgraph.operators.reference import standard, variant
 from subgraph.operators.schema import is_before
@@ -48,13 +51,60 @@ def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def _binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if node.op_type == "Pow" and all(each.dtype.kind == "i" for each in inputs):
         return [_integer_power(*inputs)]
-    found = standard(node, inputs)
+    found = _by_numpy(node, inputs)
     if node.op_type != "Pow":
         return found
     # For a scalar exponent 0.5 NumPy computes sqrt, which differs from C's pow at -0 and -inf.
     base, exponent = inputs
     special = (exponent == 0.5) & ((base == 0) | (base == -math.inf))
     return [np.where(special, np.abs(base), found[0])]
+
+
+# Functions of NumPy, and the kinds of dtypes for which their results are those of the operators.
+# Others, and dtypes that NumPy lacks, are left to onnx.reference.
+_NUMPY: dict[str, tuple[np.ufunc, str]] = {
+    "Add": (np.add, "fi"),
+    "And": (np.logical_and, "b"),
+    "Ceil": (np.ceil, "f"),
+    "Div": (np.divide, "f"),
+    "Equal": (np.equal, "fib"),
+    "Floor": (np.floor, "f"),
+    "GreaterOrEqual": (np.greater_equal, "fi"),
+    "Less": (np.less, "fi"),
+    "LessOrEqual": (np.less_equal, "fi"),
+    "Max": (np.maximum, "fi"),
+    "Min": (np.minimum, "fi"),
+    "Mul": (np.multiply, "fi"),
+    "Neg": (np.negative, "fi"),
+    "Not": (np.logical_not, "b"),
+    "Reciprocal": (np.reciprocal, "f"),
+    "Sqrt": (np.sqrt, "f"),
+    "Sub": (np.subtract, "fi"),
+    "Sum": (np.add, "fi"),
+}
+
+
+def elementwise(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the result of an operator that needs no care but for dtypes that NumPy lacks."""
+    return _by_numpy(node, inputs)
+
+
+def _by_numpy(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    function, kinds = _NUMPY.get(node.op_type, (None, ""))
+    x: Array = inputs[0]
+    if node.op_type == "Div" and x.dtype.kind == "i":
+        y: Array = inputs[1]
+        # ONNX rounds integer quotients towards zero, NumPy down. They agree for positive numbers.
+        if (not x.size or x.min() >= 0) and (not y.size or y.min() > 0):
+            return [x // y]
+    if function is None or x.dtype.kind not in kinds:
+        return standard(node, inputs)
+    return [function(x) if function.nin == 1 else functools.reduce(function, inputs)]
+
+
+def where(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return elements of the second input where the first is true, else those of the third."""
+    return [np.where(*inputs)]
 
 
 def _integer_power(base: Array, exponent: Array) -> Array:
@@ -93,7 +143,22 @@ def cast(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         from onnx import TensorProto
 
         return standard(variant(node, version=6, to=int(TensorProto.DataType.Value(to))), inputs)
-    return standard(node, inputs)
+    plain = _plain_cast(inputs[0], numpy_dtype(DTYPE_OF_ONNX[int(to or 0)]))
+    return standard(node, inputs) if plain is None else [plain]
+
+
+def _plain_cast(x: Array, target: np.dtype[Any]) -> Array | None:
+    """Return a cast of numbers to numbers in range; None for others."""
+    if x.dtype.kind not in "biuf" or target.kind not in "iuf":
+        return None
+    if target.isbuiltin != 1 or x.dtype.isbuiltin != 1:
+        return None  # ml_dtypes, such as float8, saturate
+    if target.kind in "iu" and x.size and not np.can_cast(x.dtype, target, "safe"):
+        # The reference converts numbers out of range; NaN fails both comparisons.
+        bounds = np.iinfo(target)
+        if not (x.min() >= bounds.min and x.max() < bounds.max):
+            return None
+    return x.astype(target)
 
 
 def clip(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

@@ -279,10 +279,24 @@ def _scaled(dim: Dim, scale: float) -> Dim:
 
 
 # The operators of this family, each in all its versions.
-declare("AffineGrid", requires=affine_grid_operands, compute=reference.affine_grid)
+declare("AffineGrid", requires=affine_grid_operands, compute=reference.affine_grid, grows=True)
 declare("GridSample", requires=grid_sample_operands, compute=reference.grid_sample)
 declare("ImageDecoder", requires=image_decoder_operands)
 declare("MaxRoiPool", requires=max_roi_pool_operands, compute=reference.max_roi_pool)
-declare("Resize", requires=resize_operands, infer=resized, compute=reference.resize)
+declare(
+    "Resize",
+    requires=resize_operands,
+    infer=resized,
+    compute=reference.resize,
+    grows=True,
+    sized_by=(1, 2, 3),
+)
 declare("RoiAlign", requires=roi_align_operands, compute=reference.roi_align)
-declare("Upsample", requires=upsample_operands, infer=resized, compute=reference.upsample)
+declare(
+    "Upsample",
+    requires=upsample_operands,
+    infer=resized,
+    compute=reference.upsample,
+    grows=True,
+    sized_by=(1,),
+)

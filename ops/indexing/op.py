@@ -308,6 +308,42 @@ def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [result]
 
 
+def gathered(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Compute Gather; the indices are in range."""
+    data, indices = inputs
+    return [np.take(data, indices, axis=int(node.attrs.get("axis", 0)))]
+
+
+def gathered_nd(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Compute GatherND."""
+    data, index = inputs
+    if node.attrs.get("batch_dims", 0):
+        return standard(node, inputs)
+    return [data[tuple(np.moveaxis(index, -1, 0))]]
+
+
+def scattered_nd(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Compute ScatterND."""
+    data, index, updates = inputs
+    if node.attrs.get("reduction", "none") != "none":
+        return standard(node, inputs)
+    result: Array = data.copy()
+    result[tuple(np.moveaxis(index, -1, 0))] = updates
+    return [result]
+
+
+def scattered_elements(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Compute ScatterElements."""
+    data, index, updates = inputs
+    if node.attrs.get("reduction", "none") != "none":
+        return standard(node, inputs)
+    index_arrays = list(np.ix_(*(range(size) for size in index.shape)))
+    index_arrays[int(node.attrs.get("axis", 0))] = index
+    result: Array = data.copy()
+    result[tuple(index_arrays)] = updates
+    return [result]
+
+
 def scatter(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Compute Scatter, the name of ScatterElements in opset 9."""
     return standard(
@@ -324,16 +360,28 @@ def scatter(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 # The operators of this family, each in all its versions.
-declare("Gather", requires=gather_operands, infer=gather)
+declare("Gather", requires=gather_operands, infer=gather, compute=gathered)
 declare(
     "GatherElements",
     requires=gather_elements_operands,
     infer=shape_of_indices,
     compute=gather_elements,
 )
-declare("GatherND", requires=gather_nd_operands, infer=gather_nd)
-declare("OneHot", requires=one_hot_operands, infer=one_hot_type, compute=one_hot)
+declare("GatherND", requires=gather_nd_operands, infer=gather_nd, compute=gathered_nd)
+declare(
+    "OneHot",
+    requires=one_hot_operands,
+    infer=one_hot_type,
+    compute=one_hot,
+    grows=True,
+    sized_by=(1,),
+)
 declare("Scatter", requires=scatter_elements_operands, infer=first_type, compute=scatter)
-declare("ScatterElements", requires=scatter_elements_operands, infer=first_type)
-declare("ScatterND", requires=scatter_nd_operands, infer=first_type)
+declare(
+    "ScatterElements",
+    requires=scatter_elements_operands,
+    infer=first_type,
+    compute=scattered_elements,
+)
+declare("ScatterND", requires=scatter_nd_operands, infer=first_type, compute=scattered_nd)
 declare("TensorScatter", requires=tensor_scatter_operands)

@@ -289,6 +289,6 @@ def gemm(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 # The operators of this family, each in all its versions.
 declare("Det", requires=det_operands)
 declare("Einsum", requires=einsum_operands, infer=einsum)
-declare("Gemm", requires=gemm_operands, infer=gemm, compute=reference.gemm)
-declare("MatMul", requires=matmul_operands, infer=matmul)
+declare("Gemm", requires=gemm_operands, infer=gemm, compute=reference.gemm, speculatable=True)
+declare("MatMul", requires=matmul_operands, infer=matmul, speculatable=True)
 declare("FusedMatMul", domain=INTERNAL_DOMAIN, requires=fused_operands)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -72,16 +73,29 @@ def input_or_attribute(node: Node, values: Values, index: int, name: str) -> lis
     Returns:
         The integers; [] if the node has neither, None if the input's content is unknown.
     """
+    dims = _dims(node, values, index, name)
+    numbers = [dim for dim in dims or () if isinstance(dim, int)]
+    return None if dims is None or len(numbers) < len(dims) else numbers
+
+
+def _dims(node: Node, values: Values, index: int, name: str) -> list[Dim] | None:
+    """Return what `input_or_attribute` does where only a part of the elements may be known."""
     if index < len(node.inputs) and node.inputs[index] is not None:
         found = values[index] if index < len(values) else None
-        return None if found is None else whole_numbers(found)
+        if found is None:
+            return None
+        return [v if v is None or isinstance(v, str) else _whole(v) for v in found.ravel().tolist()]
     value = node.attrs.get(name)
     return [] if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
 
 
 def whole_numbers(array: Array) -> list[int]:
     """Return the elements of a small array as Python integers; symbolic integers stay symbolic."""
-    return [v if isinstance(v, int) else int(v) for v in array.reshape(-1).tolist()]
+    return list(map(_whole, array.reshape(-1).tolist()))
+
+
+def _whole(number: Any) -> int:
+    return number if isinstance(number, int) else int(number)
 
 
 def _unknown(x: TensorType | None, rank: int | None = None) -> list[ValueType | None]:
@@ -213,14 +227,13 @@ def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    target = input_or_attribute(node, values, 1, "shape")
-    if x is None or target is None:
+    dims = _dims(node, values, 1, "shape")
+    if x is None or dims is None:
         return _unknown(x, _length(types, 1))
-    dims: list[Dim] = list(target)
-    keeps_zero = bool(node.attrs.get("allowzero", 0))
-    for d, dim in enumerate(target):
-        if dim == 0 and not keeps_zero:
-            dims[d] = None if x.shape is None else x.shape[d]
+    if not node.attrs.get("allowzero", 0):
+        known = x.shape or ()
+        copied = [known[d] if d < len(known) else None for d in range(len(dims))]
+        dims = [of if dim == 0 else dim for dim, of in zip(dims, copied, strict=True)]
     if -1 in dims:
         at = dims.index(-1)
         rest = [dim for d, dim in enumerate(dims) if d != at]
@@ -250,7 +263,7 @@ def _left(shape: Shape, others: list[Dim]) -> Dim:
     if not isinstance(known, int) or not isinstance(numbers, int) or known == 0:
         return None
     if not names:
-        return numbers // known
+        return numbers // known if numbers % known == 0 else None
     return names[0] if len(names) == 1 and numbers == known else None
 
 
@@ -300,7 +313,7 @@ def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    target: Sequence[Dim] | None = input_or_attribute(node, values, 1, "shape")
+    target = _dims(node, values, 1, "shape")
     count = _length(types, 1)
     if target is None and count is not None:
         target = [None] * count
@@ -411,7 +424,7 @@ def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueTyp
     """
     value = node.attrs.get("value")
     dtype = "float32" if value is None else np.asarray(value).dtype
-    dims = input_or_attribute(node, values, 0, "shape")
+    dims = _dims(node, values, 0, "shape")
     if dims is None:
         count = _length(types, 0)
         return [TensorType(dtype, None if count is None else [None] * count)]
@@ -449,7 +462,7 @@ def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    repeats = input_or_attribute(node, values, 1, "repeats")
+    repeats = _dims(node, values, 1, "repeats")
     if x is None or x.shape is None or repeats is None:
         return _unknown(x, None if x is None else x.rank)
     if len(node.inputs) > 2:  # version 1: one axis, and how often
@@ -498,6 +511,12 @@ def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [x, TensorType(x.dtype if is_before(node, 10) else "bool", x.shape)]
 
 
+def keeps_order(node: Node) -> bool:
+    """Return whether a Transpose states an order of the axes that is the one they have."""
+    perm = list(node.attrs.get("perm", ()))
+    return bool(perm) and perm == sorted(perm)
+
+
 def may_train(node: Node) -> bool:
     """Return whether a Dropout is in training mode, or ``training_mode`` is not a constant."""
     if node.version and node.version < 7:
@@ -512,36 +531,122 @@ def may_train(node: Node) -> bool:
 
 
 # The operators of this family, each in all its versions.
-declare("CenterCropPad", requires=operands.center_crop_pad_operands, by_body=True)
+declare("CenterCropPad", requires=operands.center_crop_pad_operands, by_body=True, grows=True)
 declare("Concat", requires=operands.concat_operands, infer=concat, compute=reference.concat)
-declare("Constant", requires=operands.constant_operands, infer=constant, compute=reference.constant)
-declare("ConstantOfShape", requires=operands.constant_of_shape_operands, infer=constant_of_shape)
-declare("Expand", requires=operands.expand_operands, infer=expand)
-declare("EyeLike", requires=operands.eye_like_operands)
-declare("Flatten", requires=operands.flatten_operands, infer=flatten, compute=reference.flatten)
-declare("Identity", requires=operands.identity_operands, infer=first_type)
-declare("Pad", requires=operands.pad_operands, infer=pad, compute=reference.pad)
-declare("Range", requires=operands.range_operands, infer=range_)
-declare("Reshape", requires=operands.reshape_operands, infer=reshape, compute=reference.reshape)
+declare(
+    "Constant",
+    requires=operands.constant_operands,
+    infer=constant,
+    compute=reference.constant,
+    speculatable=True,
+)
+declare(
+    "ConstantOfShape",
+    requires=operands.constant_of_shape_operands,
+    infer=constant_of_shape,
+    compute=reference.constant_of_shape,
+    light=True,
+    grows=True,
+    shape_at=0,
+)
+declare(
+    "Expand",
+    requires=operands.expand_operands,
+    infer=expand,
+    compute=reference.expand,
+    light=True,
+    grows=True,
+    shape_at=1,
+)
+declare("EyeLike", requires=operands.eye_like_operands, grows=True)
+declare(
+    "Flatten",
+    requires=operands.flatten_operands,
+    infer=flatten,
+    compute=reference.flatten,
+    view=True,
+)
+declare(
+    "Identity", requires=operands.identity_operands, infer=first_type, view=True, speculatable=True
+)
+declare(
+    "Pad",
+    requires=operands.pad_operands,
+    infer=pad,
+    compute=reference.pad,
+    grows=True,
+    sized_by=(1, 3),
+)
+declare(
+    "Range",
+    requires=operands.range_operands,
+    infer=range_,
+    compute=reference.range_,
+    light=True,
+    grows=True,
+    sized_by=(0, 1, 2),
+)
+declare(
+    "Reshape",
+    requires=operands.reshape_operands,
+    infer=reshape,
+    compute=reference.reshape,
+    view=True,
+    light=True,
+    speculatable=True,
+    shape_at=1,
+)
 declare("ReverseSequence", requires=operands.reverse_sequence_operands, infer=first_type)
-declare("Shape", requires=operands.shape_operands, infer=shape, compute=reference.shape)
-declare("Size", requires=operands.size_operands, infer=size)
-declare("Slice", requires=operands.slice_operands, infer=slice_, compute=reference.sliced)
-declare("Split", requires=operands.split_operands, infer=split, compute=reference.split)
+declare(
+    "Shape", requires=operands.shape_operands, infer=shape, compute=reference.shape, by_type=True
+)
+declare("Size", requires=operands.size_operands, infer=size, compute=reference.size, by_type=True)
+declare(
+    "Slice",
+    requires=operands.slice_operands,
+    infer=slice_,
+    compute=reference.sliced,
+    light=True,
+    speculatable=True,
+    sized_by=(1, 2, 3, 4),
+)
+declare(
+    "Split", requires=operands.split_operands, infer=split, compute=reference.split, sized_by=(1,)
+)
 declare(
     "Squeeze",
     requires=operands.squeeze_operands,
     infer=squeeze,
-    compute=reference.of_single_numbers,
+    compute=reference.squeeze,
+    view=True,
+    speculatable=True,
+    sized_by=(1,),
 )
-declare("Tile", requires=operands.tile_operands, infer=tile, compute=reference.tile)
-declare("Transpose", requires=operands.transpose_operands, infer=transpose)
+declare(
+    "Tile",
+    requires=operands.tile_operands,
+    infer=tile,
+    compute=reference.tile,
+    grows=True,
+    shape_at=1,
+)
+declare(
+    "Transpose",
+    requires=operands.transpose_operands,
+    infer=transpose,
+    compute=reference.transpose,
+    view=keeps_order,
+    speculatable=True,
+)
 declare("Trilu", requires=operands.trilu_operands, infer=first_type, compute=reference.trilu)
 declare(
     "Unsqueeze",
     requires=operands.unsqueeze_operands,
     infer=unsqueeze,
     compute=reference.unsqueeze,
+    view=True,
+    speculatable=True,
+    shape_at=1,
 )
 declare("BitCast", requires=operands.bit_cast_operands)
 declare(

@@ -16,18 +16,26 @@ from subgraph.graph.types import (
     Array,
     numpy_dtype,
 )
-from subgraph.operators.reference import attributes, standard, variant
+from subgraph.operators.reference import attributes, standard
 from subgraph.operators.schema import is_before
 from subgraph.operators.shape_values import slice_of
-from subgraph.ops.shared.strides import normal_axis
 
 
 def reshape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the input in another shape; opset 1 has the shape as an attribute."""
-    if node.version == 1:
-        shape = np.array(node.attrs.get("shape", ()), np.int64)
-        return standard(variant(node, version=5, drop=tuple(node.attrs)), [inputs[0], shape])
-    return standard(node, inputs)
+    x: Array = inputs[0]
+    dims = _numbers(node, inputs, 1, "shape") or ()
+    if not node.attrs.get("allowzero", 0):
+        dims = tuple(x.shape[d] if dim == 0 else dim for d, dim in enumerate(dims))
+    return [x.reshape(dims)]
+
+
+def _numbers(node: Node, inputs: Sequence[Any], position: int, name: str) -> tuple[int, ...] | None:
+    """Return integers that are an attribute in old versions, now an input; None: absent."""
+    if name in node.attrs:
+        return tuple(int(v) for v in node.attrs[name])
+    given = inputs[position] if position < len(inputs) else None
+    return None if given is None else tuple(given.reshape(-1).tolist())
 
 
 def split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -82,7 +90,8 @@ def constant(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     for name, dtype in CONSTANT_FORMS.items():
         if name in node.attrs:
             return [np.array(node.attrs[name], numpy_dtype(dtype))]
-    return [np.asarray(node.attrs["value"])]
+    # The caller may write to a result; the attribute belongs to the graph.
+    return [np.array(node.attrs["value"])]
 
 
 def _dense(values: Array, indices: Array, shape: tuple[int, ...]) -> Array:
@@ -111,19 +120,43 @@ def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.array(sizes, np.int64)]
 
 
-def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Run an operator whose single numbers (axes, k) may be scalars; onnx.reference needs lists."""
-    operands = list(inputs)
-    for k in range(1, len(operands)):
-        if operands[k] is not None and operands[k].dtype.kind in "iu" and operands[k].size == 1:
-            operands[k] = operands[k].reshape((1,))
-    return standard(node, operands)
-
-
 def unsqueeze(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Insert axes of one element; before opset 13 onnx.reference takes sorted axes only."""
-    axes: Any = node.attrs.get("axes") if len(inputs) < 2 else inputs[1].reshape(-1)
-    return [np.expand_dims(inputs[0], tuple(int(axis) for axis in axes))]
+    return [np.expand_dims(inputs[0], _numbers(node, inputs, 1, "axes") or ())]
+
+
+def squeeze(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Remove axes of one element: those that are stated, or all."""
+    return [np.squeeze(inputs[0], _numbers(node, inputs, 1, "axes"))]
+
+
+def transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input with its axes in another order."""
+    return [np.transpose(inputs[0], node.attrs.get("perm"))]
+
+
+def expand(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input, broadcast together with a shape."""
+    shape = np.broadcast_shapes(inputs[0].shape, tuple(inputs[1].tolist()))
+    return [np.array(np.broadcast_to(inputs[0], shape))]
+
+
+def size(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the number of elements."""
+    return [np.array(inputs[0].size, np.int64)]
+
+
+def constant_of_shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return an array of one value, 0.0 by default."""
+    value = np.asarray(node.attrs.get("value", np.float32(0)))
+    return [np.full(inputs[0].tolist(), value.reshape(-1)[0], value.dtype)]
+
+
+def range_(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the numbers from a first one on to before a limit."""
+    if inputs[0].dtype.kind != "i":
+        return standard(node, inputs)
+    return [np.arange(*(int(each.item()) for each in inputs)).astype(inputs[0].dtype)]
 
 
 def trilu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -184,15 +217,14 @@ def _pad_arguments(
 
 def sliced(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return a slice; onnx.reference is wrong for negative steps from before the first element."""
-    if len(inputs) < 5 or inputs[4] is None or np.all(inputs[4] > 0):
-        return standard(node, inputs)
+    names = ("starts", "ends", "axes", "steps")
+    starts, ends, axes, steps = (_numbers(node, inputs, k, n) for k, n in enumerate(names, 1))
     x: Array = inputs[0]
-    starts, ends, steps = (np.asarray(inputs[k]).reshape(-1).tolist() for k in (1, 2, 4))
-    axes = range(len(starts)) if inputs[3] is None else inputs[3].reshape(-1).tolist()
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        axis = normal_axis(axis, x.ndim)
-        x = x[(*(slice(None),) * axis, slice_of(x.shape[axis], start, end, step))]
-    return [x]
+    place = [slice(None)] * x.ndim
+    for k, (start, end) in enumerate(zip(starts or (), ends or (), strict=True)):
+        axis = k if axes is None else axes[k]
+        place[axis] = slice_of(x.shape[axis], start, end, 1 if steps is None else steps[k])
+    return [x[tuple(place)].copy()]
 
 
 def dropout(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

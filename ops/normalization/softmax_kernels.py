@@ -36,6 +36,52 @@ def _rounding(dtype: str, half_precision: str, lanes: int) -> Function:
     return same
 
 
+def _last_step(v: Any, log: bool, half_precision: str) -> tuple[Function, Function]:
+    """Return two functions that make the softmax, or its logarithm, of vectors.
+
+    ``scale_of(total, top)`` returns what ``finish(value, top, scale)`` needs for all elements over
+    which ``total`` is the sum of exponentials. ``value`` is an exponential or, of the logarithm, an
+    element, and ``top`` the largest element.
+    """
+    logarithm, splat = vmath.function("log", v.dtype, v.lanes), v.splat
+    rounded = _rounding(v.dtype, half_precision, v.lanes)
+
+    if log and half_precision:
+
+        def scale_of(total: Any, top: Any) -> Any:
+            return rounded(logarithm(rounded(total)))
+
+        def finish(value: Any, top: Any, scale: Any) -> Any:
+            return rounded(value - top) - scale
+
+    elif log:
+
+        def scale_of(total: Any, top: Any) -> Any:
+            return top + logarithm(total)
+
+        def finish(value: Any, top: Any, scale: Any) -> Any:
+            return value - scale
+
+    elif half_precision:
+        # Each element is divided, as the reference does: the product with a rounded reciprocal may
+        # round differently.
+        def scale_of(total: Any, top: Any) -> Any:
+            return rounded(total)
+
+        def finish(value: Any, top: Any, scale: Any) -> Any:
+            return value / scale
+
+    else:
+
+        def scale_of(total: Any, top: Any) -> Any:
+            return splat(1.0) / total
+
+        def finish(value: Any, top: Any, scale: Any) -> Any:
+            return value * scale
+
+    return register_jitable(scale_of), register_jitable(finish)
+
+
 def rows(*, dtype: str, lanes: int, log: bool, half_precision: str) -> Function:
     """Return the kernel of `SoftmaxArguments` over contiguous rows.
 
@@ -182,11 +228,9 @@ def _one_row(v: Any, parts: tuple[Function, ...], log: bool, half_precision: str
         log: Compute the logarithm.
         half_precision: That of `rows`.
     """
-    dtype, lanes, one = v.dtype, v.lanes, vec(v.dtype, 1)
     load, store, splat, bcast, hmax, total_of = v.load, v.store, v.splat, v.splat, v.hmax, v.sum
-    splat1, get1, rounded1 = one.splat, one.get, _rounding(dtype, half_precision, 1)
-    log1, rounded = vmath.function("log", dtype, 1), _rounding(dtype, half_precision, lanes)
-    half, step = bool(half_precision), lanes * v.itemsize
+    scale_of, finish = _last_step(v, log, half_precision)
+    step = v.lanes * v.itemsize
     tail_of, store_tail, maximum, exponentials = parts
 
     @register_jitable
@@ -198,33 +242,12 @@ def _one_row(v: Any, parts: tuple[Function, ...], log: bool, half_precision: str
         # vector.
         given = tail_of(x, whole, rest) if rest > 0 else splat(0.0)
         sums, last = exponentials(x, y, whole, rest, top)
-        one_total = total_of(sums)
-        if half and log:
-            shift = rounded(bcast(get1(log1(rounded1(splat1(one_total))), 0)))
-            for j in range(0, whole, step):
-                store(y + j, rounded(load(x + j) - top) - shift)
-            if rest > 0:
-                store_tail(y, whole, rest, rounded(given - top) - shift)
-        elif half:
-            divisor = rounded(bcast(one_total))
-            for j in range(0, whole, step):
-                store(y + j, load(y + j) / divisor)
-            if rest > 0:
-                store_tail(y, whole, rest, last / divisor)
-        elif log:
-            shift = top + bcast(get1(log1(splat1(one_total)), 0))
-            for j in range(0, whole, step):
-                store(y + j, load(x + j) - shift)
-            if rest > 0:
-                store_tail(y, whole, rest, given - shift)
-        else:
-            # One division for a row. Half precision divides each element, as the reference does:
-            # the product with a rounded reciprocal may round differently.
-            factor = splat(1.0) / bcast(one_total)
-            for j in range(0, whole, step):
-                store(y + j, load(y + j) * factor)
-            if rest > 0:
-                store_tail(y, whole, rest, last * factor)
+        scale = scale_of(bcast(total_of(sums)), top)
+        values, end = (x, given) if log else (y, last)
+        for j in range(0, whole, step):
+            store(y + j, finish(load(values + j), top, scale))
+        if rest > 0:
+            store_tail(y, whole, rest, finish(end, top, scale))
 
     return one_row
 
@@ -278,9 +301,9 @@ def columns(*, dtype: str, lanes: int, log: bool, half_precision: str) -> Functi
     arguments = view_of(SoftmaxArguments)
     v = vec(dtype, lanes)
     load_m, store_m, mask_n, splat, larger = v.load_m, v.store_m, v.mask_n, v.splat, v.max
-    exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp_flushed", "log"))
-    rounded, half = _rounding(dtype, half_precision, lanes), bool(half_precision)
-    item = v.itemsize
+    exp = vmath.function("exp_flushed", dtype, lanes)
+    rounded, item = _rounding(dtype, half_precision, lanes), v.itemsize
+    scale_of, finish = _last_step(v, log, half_precision)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -301,22 +324,8 @@ def columns(*, dtype: str, lanes: int, log: bool, half_precision: str) -> Functi
                 total = total + p
                 if not log:
                     store_m(y + j * step, mask, p)
-            if half and log:
-                shift = rounded(logarithm(rounded(total)))
-                for j in range(size):
-                    below = rounded(load_m(x + j * step, mask) - top)
-                    store_m(y + j * step, mask, below - shift)
-            elif half:
-                divisor = rounded(total)
-                for j in range(size):
-                    store_m(y + j * step, mask, load_m(y + j * step, mask) / divisor)
-            elif log:
-                shift = top + logarithm(total)
-                for j in range(size):
-                    store_m(y + j * step, mask, load_m(x + j * step, mask) - shift)
-            else:
-                factor = splat(1.0) / total
-                for j in range(size):
-                    store_m(y + j * step, mask, load_m(y + j * step, mask) * factor)
+            scale, values = scale_of(total, top), x if log else y
+            for j in range(size):
+                store_m(y + j * step, mask, finish(load_m(values + j * step, mask), top, scale))
 
     return kernel

@@ -83,7 +83,9 @@ def global_pool(node: Node, types: Types, values: Values) -> list[ValueType | No
 
 
 # The operators of this family, each in all its versions.
-declare("AveragePool", requires=pool_operands, infer=pool, compute=reference.average_pool)
+declare(
+    "AveragePool", requires=pool_operands, infer=pool, compute=reference.average_pool, grows=True
+)
 declare(
     "GlobalAveragePool",
     requires=global_pool_operands,
@@ -102,6 +104,6 @@ declare(
     infer=global_pool,
     compute=reference.global_max_pool,
 )
-declare("LpPool", requires=pool_operands, infer=pool, compute=reference.lp_pool)
-declare("MaxPool", requires=pool_operands, infer=pool, compute=reference.max_pool)
+declare("LpPool", requires=pool_operands, infer=pool, compute=reference.lp_pool, grows=True)
+declare("MaxPool", requires=pool_operands, infer=pool, compute=reference.max_pool, grows=True)
 declare("FusedQMaxPool", domain=INTERNAL_DOMAIN, requires=pool_operands)

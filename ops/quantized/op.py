@@ -157,6 +157,7 @@ declare(
     requires=operands.conv_integer_operands,
     infer=convolution_integer,
     compute=integer_reference.conv_integer,
+    grows=True,
 )
 declare(
     "DequantizeLinear",
@@ -180,6 +181,7 @@ declare(
     requires=operands.qlinear_conv_operands,
     infer=qlinear_convolution,
     compute=integer_reference.qlinear_conv,
+    grows=True,
 )
 declare(
     "QLinearMatMul",

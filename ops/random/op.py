@@ -33,6 +33,12 @@ def multinomial_operands(node: Node, x: Tensor) -> None:
 
 # The operators of this family, each in all its versions.
 declare("Bernoulli", requires=like_operands, compute=reference.bernoulli, random=True)
-declare("Multinomial", requires=multinomial_operands, compute=reference.multinomial, random=True)
-declare("RandomNormal", "RandomUniform", requires=shape_attribute, random=True)
+declare(
+    "Multinomial",
+    requires=multinomial_operands,
+    compute=reference.multinomial,
+    random=True,
+    grows=True,
+)
+declare("RandomNormal", "RandomUniform", requires=shape_attribute, random=True, grows=True)
 declare("RandomNormalLike", "RandomUniformLike", requires=like_operands, random=True)

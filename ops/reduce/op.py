@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,27 @@ def argminmax_types(node: Node, types: Types, values: Values) -> list[ValueType 
 _REAL = ("ReduceL2", "ReduceLogSum", "ReduceMean")
 
 
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "ReduceMax": np.max,
+    "ReduceMin": np.min,
+    "ReduceProd": np.prod,
+}
+
+
+def reduced(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Return the largest or smallest elements, or products; NumPy has no maximum of nothing."""
+    x: Array = inputs[0]
+    plain = x.ndim and x.size and x.dtype.kind in "fi"
+    if not plain or node.attrs.get("noop_with_empty_axes", 0):
+        return with_scalars(node, inputs)
+    axes = node.attrs.get("axes")
+    if len(inputs) > 1 and inputs[1] is not None:
+        axes = inputs[1].reshape(-1).tolist()
+    keeps = bool(node.attrs.get("keepdims", 1))
+    found = _NUMPY[node.op_type](x, axis=tuple(axes) if axes else None, keepdims=keeps)
+    return [np.asarray(found).astype(x.dtype)]
+
+
 def with_scalars(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Reduce a scalar as a vector of one; onnx.reference fails for a scalar with axes."""
     x: Array = inputs[0]
@@ -165,11 +186,19 @@ declare(
     requires=reduction_operands,
     infer=reduction_types,
     compute=in_dtype_of_input,
+    speculatable=True,
 )
 declare("ReduceLogSumExp", requires=reduction_operands, infer=reduction_types, compute=log_sum_exp)
 declare(
-    *("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum"),
+    *("ReduceMax", "ReduceMin", "ReduceProd"),
+    requires=reduction_operands,
+    infer=reduction_types,
+    compute=reduced,
+)
+declare(
+    "ReduceSum",
     requires=reduction_operands,
     infer=reduction_types,
     compute=with_scalars,
+    speculatable=True,
 )

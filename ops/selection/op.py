@@ -19,7 +19,6 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
-from subgraph.ops.movement import reference as movement_reference
 from subgraph.ops.movement.op import input_or_attribute
 from subgraph.ops.shared.strides import normal_axis
 
@@ -113,7 +112,13 @@ declare(
     compute=reference.non_max_suppression,
 )
 declare("NonZero", requires=padded.non_zero_operands, infer=non_zero)
-declare("TopK", requires=top_operands, infer=top_k, compute=movement_reference.of_single_numbers)
+declare(
+    "TopK",
+    requires=top_operands,
+    infer=top_k,
+    compute=reference.top_k,
+    sized_by=(1,),
+)
 declare("Unique", requires=padded.unique_operands, infer=unique, compute=reference.unique)
 declare(
     "PaddedCompress",

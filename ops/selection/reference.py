@@ -1,4 +1,4 @@
-"""Unique and NonMaxSuppression for the REFERENCE device, where onnx.reference errs."""
+"""Unique, NonMaxSuppression and TopK for the REFERENCE device, where onnx.reference errs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
+from subgraph.operators.reference import standard
 
 
 def unique(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -73,3 +74,8 @@ def _shared(box: Array, others: Array) -> Array:
     areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])
     real = (sides > 0).all(1) & (area > 0) & (areas > 0)
     return np.where(real, common / np.where(real, area + areas - common, 1), 0)
+
+
+def top_k(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the largest or smallest elements; k may be a scalar, which onnx.reference refuses."""
+    return standard(node, [inputs[0], *(k.reshape(1) for k in inputs[1:])])

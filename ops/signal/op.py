@@ -139,7 +139,14 @@ def stft(
 
 
 # The operators of this family, each in all its versions.
-declare("BlackmanWindow", "HammingWindow", "HannWindow", requires=window_operands, by_body=True)
-declare("DFT", requires=dft_operands)
-declare("MelWeightMatrix", requires=mel_operands)
-declare("STFT", requires=stft_operands, infer=stft, compute=reference.stft)
+declare(
+    "BlackmanWindow",
+    "HammingWindow",
+    "HannWindow",
+    requires=window_operands,
+    by_body=True,
+    grows=True,
+)
+declare("DFT", requires=dft_operands, grows=True)
+declare("MelWeightMatrix", requires=mel_operands, grows=True)
+declare("STFT", requires=stft_operands, infer=stft, compute=reference.stft, grows=True)

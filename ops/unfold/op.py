@@ -228,7 +228,7 @@ def col2im(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 # The operators of this family, each in all its versions.
-declare("Col2Im", requires=col_to_im_operands, compute=col2im)
+declare("Col2Im", requires=col_to_im_operands, compute=col2im, grows=True)
 declare("DepthToSpace", "SpaceToDepth", requires=blocks_of_pixels_operands, infer=blocks_of_pixels)
-declare("MaxUnpool", requires=max_unpool_operands)
+declare("MaxUnpool", requires=max_unpool_operands, grows=True)
 declare("DeformConv", requires=deform_conv_operands, infer=convolution)

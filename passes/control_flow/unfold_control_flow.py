@@ -18,7 +18,7 @@ from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.bodies import captures_of, check_node
 from subgraph.operators.inference import scanned_inputs
-from subgraph.operators.operator import is_random
+from subgraph.operators.operator import is_random, is_speculatable, operator_of
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import LIMIT
 from subgraph.operators.type_inference import infer_graph
@@ -26,27 +26,6 @@ from subgraph.transform.pass_manager import apply_pass, register_pass
 
 from .unfold_sequences import Sequences, concerns_sequences, constant, replacement_outputs, stacked
 
-# Operators that accept operands of any value, so that both branches of an If may be computed.
-_HARMLESS_FOR_FLOATS = frozenset({"Div", "Pow"})  # integers may be divided by zero
-_HARMLESS = _HARMLESS_FOR_FLOATS | {
-    *("Abs", "Add", "And", "Cast", "Constant", "Equal", "Erf", "Exp", "Gemm", "Greater"),
-    *("Identity", "Less", "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "ReduceMean"),
-    *(
-        "ReduceSum",
-        "Relu",
-        "Reshape",
-        "Sigmoid",
-        "Slice",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Sum",
-        "Tanh",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    ),
-}
 # Costs are counted in elements that an elementwise node reads or writes; all three are estimates.
 # To run one branch from Python costs as much as some ten thousand elements.
 _MAX_BRANCH_COST = 32768  # of both branches together
@@ -186,7 +165,7 @@ class _Round:
             node = current.producer
             if node is None:
                 continue
-            if node.op_type in ("Shape", "Size"):
+            if operator_of(node).by_type:
                 self._measured.update((v, None) for v in node.sources if v.producer is not None)
                 continue
             fresh = [v for v in node.sources if v not in seen]
@@ -361,13 +340,12 @@ def _is_cheap_choice(node: Node) -> bool:
     work = 0
     for body in node.bodies:
         for inner in body.nodes:
-            if inner.domain or inner.op_type not in _HARMLESS or inner.bodies:
+            if inner.bodies or not is_speculatable(inner):
                 return False
             sizes = [_elements(value) for value in (*inner.sources, *inner.outputs)]
             if inner.op_type == "Slice":
                 sizes[-1] = sizes[-1] or sizes[0]  # a slice has at most the elements of its input
-            floats = all(_is_float(value) for value in inner.outputs)
-            if None in sizes or (inner.op_type in _HARMLESS_FOR_FLOATS and not floats):
+            if None in sizes:
                 return False
             known = [size for size in sizes if size is not None]
             work += _cost(inner.op_type, known) + _NODE_COST
@@ -393,10 +371,6 @@ def _cost(op_type: str, sizes: Sequence[int]) -> int:
             return max(*sizes, multiply_adds // _MULTIPLY_ADDS_PER_ELEMENT)
         case _:
             return sum(sizes)
-
-
-def _is_float(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and "float" in value.type.dtype
 
 
 def _elements(value: Value) -> int | None:

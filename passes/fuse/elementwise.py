@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from subgraph.dtypes import INTEGERS
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape
+from subgraph.ops.elementwise.expressions import CONVERSIONS, EXPANSIONS
 from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.partition.selector import SubgraphSelector
 from subgraph.passes.patterns import (
@@ -24,13 +25,7 @@ from subgraph.passes.patterns import (
     static_size,
 )
 
-_TEXT = (
-    "Abs Neg Sign Floor Ceil Round Sqrt Reciprocal Exp Log Erf Sin Cos Tan Tanh Sigmoid "
-    "HardSigmoid HardSwish Relu LeakyRelu PRelu Elu Selu Celu Gelu Mish Softplus Softsign "
-    "Swish ThresholdedRelu Add Sub Mul Div Pow Max Min Sum Mean And Or Xor Not Equal Greater "
-    "GreaterOrEqual Less LessOrEqual Where Clip Cast IsNaN IsInf QuantizeLinear DequantizeLinear"
-)
-_OPERATORS = frozenset(_TEXT.split(" "))
+_OPERATORS = frozenset({*EXPANSIONS, *CONVERSIONS} - {"Identity", "CastLike"})
 _DTYPES = frozenset((*INTEGERS, "float32", "float64", "bool"))
 # Limits of a fused loop (estimates); they bound its live values and its streams from memory.
 _MAX_NODES = 24
@@ -87,7 +82,7 @@ def _fits(node: Node) -> bool:
     # loop broadcasts as NumPy does.
     if "axis" in node.attrs or "broadcast" in node.attrs:
         return False
-    if node.op_type in ("QuantizeLinear", "DequantizeLinear") and not _one_scale(node):
+    if node.op_type in CONVERSIONS and not _one_scale(node):
         return False
     values = [*node.outputs, *(v for v in node.inputs if v is not None)]
     shape = shape_of(node.outputs[0])

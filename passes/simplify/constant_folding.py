@@ -17,9 +17,9 @@ from subgraph.graph.limits import size_in_bytes
 from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
-from subgraph.operators.evaluation import evaluate
 from subgraph.operators.inference import infer_types
-from subgraph.operators.operator import EXPANDING_OPERATORS, is_random
+from subgraph.operators.operator import is_random, operator_of
+from subgraph.operators.reference import evaluate
 from subgraph.operators.shape_values import propagate, to_array
 from subgraph.partition.constants import constant_array
 from subgraph.transform.pass_manager import register_pass
@@ -93,11 +93,10 @@ class ConstantFolding:
 
     def _evaluate(self, node: Node, known: Mapping[Value, Array]) -> Sequence[Array | None]:
         """Return the arrays of a node's outputs; none if the node cannot be folded."""
+        if operator_of(node).by_type:  # then the input need not be constant
+            return _by_type(node)
         if node.domain or node.subgraph is not None or node.captures or is_random(node):
             return ()
-        # Their results follow from types, so that the input need not be constant.
-        if node.op_type in ("Shape", "Size"):
-            return _by_shape(node)
         if node.op_type == "Constant" or any(isinstance(v, Graph) for v in node.attrs.values()):
             return ()
         # A node without inputs, such as a random one, is no function of constants.
@@ -131,13 +130,13 @@ class ConstantFolding:
             if isinstance(type_, TensorType) and size_in_bytes(type_) > self.size_limit:
                 return False
             static = isinstance(type_, TensorType) and type_.is_static
-            if node.op_type in EXPANDING_OPERATORS and not static:
+            if not static and operator_of(node).grows:
                 return False
         return True
 
 
-def _by_shape(node: Node) -> Sequence[Array | None]:
-    """Return the result of Shape or Size, which depends only on the type of the input."""
+def _by_type(node: Node) -> Sequence[Array | None]:
+    """Return the result of an operator such as Shape, which depends only on its input's type."""
     elements = propagate(node, [None], [None if v is None else v.type for v in node.inputs])
     return (to_array(elements, TensorType("int64")),)
 

@@ -13,7 +13,7 @@ from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.functions import expanded, function_of
 from subgraph.operators.inference import is_checked_in_runs
-from subgraph.operators.operator import find_operator, operator_key
+from subgraph.operators.operator import operator_key, operator_of
 from subgraph.operators.reference import function_outputs
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
@@ -68,8 +68,7 @@ def _checked_inputs(node: Node) -> Sequence[Value | None]:
 
 def _expansion(node: Node) -> Sequence[Value | None]:
     """Return the replacement of each output of a node; none for a node that stays."""
-    declared = find_operator(operator_key(node.op_type, node.domain))
-    if declared is not None and declared.by_body:
+    if operator_of(node).by_body:
         return function_outputs(node, [_required(node), *node.inputs[1:]]) or ()
     try:
         return expanded(node, _checked_inputs(node)) or ()

@@ -33,7 +33,7 @@ from subgraph.operators.inference import (
     part_metadata,
     set_output_types,
 )
-from subgraph.operators.operator import OPERATORS, Operator, find_operator, operator_key
+from subgraph.operators.operator import OPERATORS, Operator, operator_key, operator_of
 from subgraph.operators.reference import evaluate_nodes
 from subgraph.operators.schema import (
     ATTRIBUTE_KINDS,
@@ -319,8 +319,8 @@ def function_of(node: Node) -> Operator | None:
     """Return the operator of a node if `function` declared it with a body, else None."""
     if not contributed(node.op_type, node.domain):
         return None
-    found = find_operator(operator_key(node.op_type, node.domain))
-    return None if found is None or found.body is None else found
+    found = operator_of(node)
+    return None if found.body is None else found
 
 
 def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] | None:

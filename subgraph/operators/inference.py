@@ -8,7 +8,6 @@ Output types are those of the operator's ``infer`` or, without one, the onnx pac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +18,10 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.result_arrays import is_list
 from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.op_checks import output_types, region_types
-from subgraph.operators.operator import find_operator, operator_key
+from subgraph.operators.operator import find_operator, operator_key, operator_of
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
 from subgraph.operators.schema import newest_opset
+from subgraph.operators.shape_values import concretized, is_partial
 
 # Attributes of ONNX's operators for which the standard defines only 0 and 1. Runtimes differ in
 # their meaning of other numbers, so that these are refused.
@@ -37,8 +37,6 @@ SWITCHES = frozenset(
     }
 )
 _INTERNAL_PREFIX = "subgraph."
-_TERM = r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?"
-_EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")  # of Einsum
 # Metadata key of a node in a function's body: the name, in the domain "body", of a requirement that
 # holds besides its operator's own.
 EXTRA_REQUIREMENT = "subgraph.requires"
@@ -185,8 +183,7 @@ def has_requirement(node: Node) -> bool:
 
 def _rules_of(node: Node) -> tuple[Rule, ...]:
     """Return the requirements of a node: its operator's, and that of the function body around."""
-    operator = find_operator(operator_key(node.op_type, node.domain))
-    rule = None if operator is None else operator.rule
+    rule = operator_of(node).rule
     metadata = node.metadata
     if not metadata or EXTRA_REQUIREMENT not in metadata:
         return () if rule is None else (rule,)
@@ -205,7 +202,8 @@ def infer_types(
     Args:
         node: The node; its own value types are not read, except those of bodies.
         input_types: Types of its inputs, None for one that is omitted or not known.
-        input_values: Arrays of the inputs whose elements are known, None for others; (): none.
+        input_values: Arrays of the inputs whose elements are known, None for others; (): none. At
+            the operator's ``shape_at`` only a part of the elements may be known.
 
     Raises:
         ShapeError: the input types do not fit the operator.
@@ -216,13 +214,15 @@ def infer_types(
             return output_types(node.op, input_types)
         return region_types(node.subgraph, input_types)
     values = list(input_values) or [None] * len(input_types)
-    operator = find_operator(operator_key(node.op_type, node.domain))
-    rule = None if operator is None else operator.infer
+    operator = operator_of(node)
+    whole, at = values, operator.shape_at
+    if at is not None and at < len(values) and is_partial(values[at]):
+        whole = [*values[:at], None, *values[at + 1 :]]
     try:
-        check_operands(node, input_types, values)
-        if rule is None:
-            return infer_by_onnx(node, input_types, values)
-        found = _checked_answer(node, rule(node, input_types, values))
+        check_operands(node, input_types, whole)
+        if operator.infer is None:
+            return infer_by_onnx(node, input_types, whole)
+        found = _checked_answer(node, operator.infer(node, input_types, values))
     except SubgraphError as error:
         if not isinstance(error, ShapeError) or str(error).startswith("node "):
             raise
@@ -294,8 +294,6 @@ def infer_by_onnx(
     Raises:
         ShapeError: the input types do not fit the operator.
     """
-    from subgraph.operators.shape_values import concretized
-
     unknown: list[ValueType | None] = [None] * len(node.outputs)
     if node.bodies:
         return _types_of_bodies(node, unknown)
@@ -316,12 +314,6 @@ def infer_by_onnx(
         return unknown
     if any(v is not None and t is None for v, t in zip(node.inputs, input_types, strict=True)):
         return unknown
-    if node.op_type == "Einsum" and not _EQUATION.fullmatch(str(node.attrs.get("equation", ""))):
-        # onnx 1.23 loops forever on an equation that is not well formed.
-        raise ShapeError(
-            f"equation {node.attrs.get('equation')!r} is not well formed; letters, commas, one "
-            "'...' a term and '->' make one"
-        )
     proto = node_to_proto(node, len(node.inputs))
     types = {n: t for n, t in zip(proto.input, input_types, strict=True) if t is not None}
     known = {n: a for n, a in zip(proto.input, input_values, strict=True) if a is not None}

@@ -66,6 +66,20 @@ class Operator:
             the operator: the pass "ExpandFunctions" replaces its nodes.
         random: Whether results may differ for equal inputs, so that nodes are neither merged nor
             computed ahead of a run; or a function that says it of a node.
+        view: Whether the result is the first input in another shape, without moving data; or a
+            function that says it of a node.
+        light: Whether to compute a result is little more than to make an array of its size.
+        grows: Whether a result can be larger than all inputs together: its size is then checked
+            before it is computed.
+        by_type: Whether the result follows from the input's type alone, as that of Shape.
+        speculatable: Whether no content of operands that fit makes the operator fail, so that it
+            may be computed although its result may not be needed; or a function that says it of a
+            node.
+        shape_at: Position of the input that states a shape, axes or repeats and has no other
+            effect. Passes may fold a Parameter there. If only a part of its elements is known,
+            ``infer`` gets an array of objects: numbers, names of dimensions, None.
+        sized_by: Positions of all inputs whose content decides the sizes of results; the default
+            is ``shape_at``.
         rule: ``requires`` with the numbers of operands in its signature; computed.
     """
 
@@ -77,6 +91,15 @@ class Operator:
     body: Callable[..., Any] | None = None
     by_body: bool = False
     random: bool | Callable[[Node], bool] = False
+    view: bool | Callable[[Node], bool] = False
+    light: bool = False
+    grows: bool = False
+    by_type: bool = False
+    speculatable: bool | Callable[[Node], bool] = False
+    shape_at: int | None = None
+    sized_by: tuple[int, ...] = attrs.field(
+        default=attrs.Factory(lambda self: _only(self.shape_at), takes_self=True)
+    )
     rule: Rule | None = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -91,12 +114,11 @@ class Operator:
         return operator_key(self.schema.op_type, self.schema.domain)
 
 
-# Operators whose results can be far larger than their inputs: a shape among these states the size.
-EXPANDING_OPERATORS = frozenset(
-    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
-)
-
 OPERATORS: Registry[Operator] = Registry("operator", UnsupportedOpError, FAMILIES)
+
+
+def _only(position: int | None) -> tuple[int, ...]:
+    return () if position is None else (position,)
 
 
 def operator_key(op_type: str, domain: str = "") -> str:
@@ -109,32 +131,20 @@ def find_operator(key: str) -> Operator | None:
     return OPERATORS.find(key, named_only=True)
 
 
-def declare(
-    *op_types: str,
-    domain: str = "",
-    requires: Callable[..., None] | None = None,
-    infer: ShapeRule | None = None,
-    compute: Reference | None = None,
-    by_body: bool = False,
-    random: bool | Callable[[Node], bool] = False,
-) -> None:
+def declare(*op_types: str, domain: str = "", **fields: Any) -> None:
     """Declare operators of the standard, or operators that only passes write, in all versions.
 
     Args:
         *op_types: Their names, as string literals: the registry finds the file by its text.
         domain: Their domain; "" is ONNX's own.
-        requires: Check of operands, as in `Operator`.
-        infer: Type inference, as in `Operator`; replaces the onnx package's, and is faster.
-        compute: Reference, as in `Operator`; replaces ``onnx.reference`` where that lacks the
-            operator or is wrong.
-        by_body: Whether passes replace nodes by the standard's function body, as in `Operator`.
-        random: Whether results may differ for equal inputs, as in `Operator`.
+        **fields: Fields of `Operator`. ``infer`` replaces the onnx package's type inference, and is
+            faster; ``compute`` replaces ``onnx.reference``, where that lacks the operator or errs.
     """
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # the declaring file
     owner = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    fields.setdefault("compute", None)
     for op_type in op_types:
-        name = OperatorName(op_type, domain)
-        operator = Operator(name, compute, infer, requires=requires, by_body=by_body, random=random)
+        operator = Operator(OperatorName(op_type, domain), **fields)
         OPERATORS.register(operator.key, operator, owner)
 
 
@@ -156,8 +166,28 @@ def unregister_operator(operator: Operator) -> None:
     CUSTOM_SCHEMAS.pop((operator.schema.domain, operator.schema.op_type), None)
 
 
+_UNDECLARED = Operator(OperatorName(""), None)
+
+
+def operator_of(node: Node) -> Operator:
+    """Return the declaration of a node's operator; one that says nothing if there is none."""
+    return find_operator(operator_key(node.op_type, node.domain)) or _UNDECLARED
+
+
 def is_random(node: Node) -> bool:
     """Return whether results may differ for equal inputs, as the operator's declaration says."""
-    operator = find_operator(operator_key(node.op_type, node.domain))
-    random = operator is not None and operator.random
-    return random(node) if callable(random) else random
+    return _says(operator_of(node).random, node)
+
+
+def is_view(node: Node) -> bool:
+    """Return whether a node's result is its first input in another shape, without moving data."""
+    return _says(operator_of(node).view, node)
+
+
+def is_speculatable(node: Node) -> bool:
+    """Return whether a node may be computed although its result may not be needed."""
+    return _says(operator_of(node).speculatable, node)
+
+
+def _says(trait: bool | Callable[[Node], bool], node: Node) -> bool:
+    return trait(node) if callable(trait) else trait

@@ -36,7 +36,7 @@ from subgraph.operators.inference import (
     part_metadata,
     set_output_types,
 )
-from subgraph.operators.operator import EXPANDING_OPERATORS, find_operator, operator_key
+from subgraph.operators.operator import Operator, operator_of
 from subgraph.operators.schema import find_schema, newest_opset
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -61,13 +61,13 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """
     # NumPy turns results of rank 0 into scalars; kernels and onnx.reference take arrays.
     given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
-    operator = find_operator(operator_key(node.op_type, node.domain))
-    compute = None if operator is None else operator.compute
+    operator = operator_of(node)
+    compute = operator.compute
     try:
         # Operands are checked first: onnx.reference accepts many that do not fit, and computes
         # something.
         check_values(node, given)
-        outputs = _without_elements(_checked_types(node, given))
+        outputs = _without_elements(_checked_types(node, operator, given))
         if outputs is None:
             with np.errstate(all="ignore"):
                 if compute is None:
@@ -94,19 +94,14 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return found + [None] * (len(node.outputs) - len(found))
 
 
-# Operators whose result may be larger than all their inputs together, by attributes too.
-_GROWING = EXPANDING_OPERATORS | {
-    *("AffineGrid", "AveragePool", "BlackmanWindow", "CenterCropPad", "Col2Im", "Conv"),
-    *("ConvInteger", "ConvTranspose", "DFT", "HammingWindow", "HannWindow", "LpPool", "MaxPool"),
-    *("MaxUnpool", "MelWeightMatrix", "Multinomial", "QLinearConv", "RandomNormal"),
-    *("RandomUniform", "STFT"),
-}
 # Product of the inputs' numbers of elements up to which results of other operators are not checked.
 # An estimate: such a result has at most so many elements, which are 1 GiB in float64.
 _UNCHECKED_PRODUCT = 1 << 27
 
 
-def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | None]:
+def _checked_types(
+    node: Node, operator: Operator, inputs: Sequence[Any]
+) -> Sequence[ValueType | None]:
     """Return the types of the results if they may be large or without elements, else nothing.
 
     Raises:
@@ -117,19 +112,12 @@ def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | No
         if is_array(value):
             product *= value.size or 1
             empty = empty or not value.size
-        elif is_list(value) and node.op_type == "ConcatFromSequence":
-            check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
-    if product <= _UNCHECKED_PRODUCT and not empty and node.op_type not in _GROWING:
+    if product <= _UNCHECKED_PRODUCT and not empty and not operator.grows:
         return ()
     types = [_type_of(value) for value in inputs]
     # Shapes, axes and repeats, on which the sizes of results depend, are short; 4096 is an
     # estimate.
     values = [v if is_array(v) and v.size <= 4096 else None for v in inputs]
-    if node.op_type == "Range" and not node.domain:
-        counts = [float(np.asarray(v).reshape(-1)[0]) for v in inputs[:3] if v is not None]
-        if all(counts[2:]):
-            size = max((counts[1] - counts[0]) / counts[2], 0) * 8
-            check_memory(size, _where(node, inputs))
     found = infer_types(node, types, values)
     tensors = [type_ for type_ in found if isinstance(type_, TensorType)]
     check_memory(sum(map(size_in_bytes, tensors)), _where(node, inputs))

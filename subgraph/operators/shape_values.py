@@ -21,12 +21,12 @@ from subgraph.graph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
     Array,
-    Dim,
     Shape,
     TensorType,
     ValueType,
     numpy_dtype,
 )
+from subgraph.operators.operator import operator_of
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
 
@@ -89,11 +89,11 @@ def concretized(array: Array, dtype: str) -> Array:
     return array.astype(numpy_dtype(dtype)) if has_symbolic(array) else array
 
 
-def dims_of(known: Array | None) -> list[Dim] | None:
-    """Return a shape value as dimensions (-1 stays -1); None if its rank is not 1."""
-    if known is None or known.ndim != 1:
-        return None
-    return [item if isinstance(item, (int, str)) else None for item in known]
+def is_partial(known: Array | None) -> bool:
+    """Return whether elements of a shape value are not numbers: names of dimensions, or None."""
+    if known is None or known.dtype.kind != "O":
+        return False
+    return not _NOT_NUMBERS.isdisjoint(map(type, known.ravel().tolist()))
 
 
 def is_arithmetic(node: Node) -> bool:
@@ -111,7 +111,7 @@ def follows_from_shapes(value: Value) -> bool:
     while work:
         found = work.pop()
         node = found.producer
-        if found.parameter is not None or (node is not None and node.op_type in ("Shape", "Size")):
+        if found.parameter is not None or (node is not None and operator_of(node).by_type):
             continue
         if node is None or not is_arithmetic(node):
             return False

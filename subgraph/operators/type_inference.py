@@ -7,10 +7,7 @@ arithmetic.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-
-import numpy as np
 
 from subgraph.errors import ModelError, ShapeError
 from subgraph.graph.graph import Graph, Node, Value
@@ -19,14 +16,14 @@ from subgraph.graph.types import (
     Dim,
     OptionalType,
     SequenceType,
-    Shape,
     TensorType,
     ValueType,
 )
 from subgraph.operators.bodies import check_node
 from subgraph.operators.inference import infer_types, scanned_inputs
 from subgraph.operators.op_checks import output_types
-from subgraph.operators.shape_values import dims_of, from_array, propagate, to_array
+from subgraph.operators.operator import operator_of
+from subgraph.operators.shape_values import from_array, is_partial, propagate, to_array
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 
 # Inferences of a loop's body; shapes of carried values that then still change become unknown.
@@ -240,11 +237,10 @@ class _Inference:
     ) -> Sequence[ValueType | None]:
         if node.attrs and node.bodies:
             return self._control_flow(node, types)
-        if not node.domain and len(known) > 0:
-            partial = _by_partial_shape(node, types, known)
-            if partial is not None:
-                return [partial]
         arrays = [self._array(v, k) for v, k in zip(node.inputs, known, strict=True)]
+        at = operator_of(node).shape_at
+        if at is not None and at < len(known) and is_partial(known[at]):
+            arrays[at] = known[at]
         return infer_types(node, types, arrays)
 
     def _set(self, node: Node, found: Sequence[ValueType | None]) -> None:
@@ -378,82 +374,6 @@ class _Inference:
             for value, type_ in zip(made, stated, strict=True):
                 value.type = type_
         return types
-
-
-def _by_partial_shape(
-    node: Node, types: Sequence[ValueType | None], known: Sequence[Array | None]
-) -> TensorType | None:
-    """Return the output type of a node whose shape operand has unknown or symbolic elements.
-
-    None for other nodes, and for operators other than Reshape, Expand and ConstantOfShape.
-    """
-    at = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}.get(node.op_type)
-    if at is None or len(known) <= at:
-        return None
-    dims = dims_of(known[at])
-    if dims is None or all(isinstance(dim, int) for dim in dims):
-        return None
-    if node.op_type == "ConstantOfShape":
-        value = node.attrs.get("value")
-        return TensorType("float32" if value is None else np.asarray(value).dtype, dims)
-    data = types[0]
-    if not isinstance(data, TensorType):
-        return None
-    if node.op_type == "Expand":
-        return TensorType(data.dtype, _broadcast(data.shape, dims))
-    return TensorType(data.dtype, _reshaped(data.shape, dims, bool(node.attrs.get("allowzero", 0))))
-
-
-def _reshaped(shape: Shape | None, dims: list[Dim], allow_zero: bool) -> list[Dim]:
-    """Return the output shape of a Reshape of ``shape`` to ``dims``, where 0 copies a dimension.
-
-    The dimension -1 is the quotient of the other ones; None (unknown) if it cannot be determined.
-    """
-    if not allow_zero:
-        for axis, dim in enumerate(dims):
-            if dim == 0:
-                dims[axis] = shape[axis] if shape is not None and axis < len(shape) else None
-    if -1 not in dims:
-        return dims
-    at = dims.index(-1)
-    dims[at] = None
-    if shape is None or None in shape:
-        return dims
-    left = list(shape)
-    for axis, dim in enumerate(dims):
-        if axis == at or isinstance(dim, int):
-            continue
-        # A name stands for one unknown size. It cancels if it is a dimension of the input and of
-        # the result.
-        if dim not in left:
-            return dims
-        left.remove(dim)
-    names = [dim for dim in left if isinstance(dim, str)]
-    total = math.prod(dim for dim in left if isinstance(dim, int))
-    rest = math.prod(dim for axis, dim in enumerate(dims) if isinstance(dim, int) and axis != at)
-    if rest and not names and total % rest == 0:
-        dims[at] = total // rest
-    elif len(names) == 1 and total == rest:
-        dims[at] = names[0]
-    return dims
-
-
-def _broadcast(shape: Shape | None, dims: list[Dim]) -> list[Dim] | None:
-    if shape is None:
-        return None
-    out: list[Dim] = []
-    for axis in range(1, max(len(shape), len(dims)) + 1):
-        a = shape[-axis] if axis <= len(shape) else 1
-        b = dims[-axis] if axis <= len(dims) else 1
-        if a == b or b == 1:
-            out.append(a)
-        elif a == 1:
-            out.append(b)
-        else:
-            # Of an unknown size and a number other than 1 the number is the result, since the
-            # unknown size must be 1 or equal.
-            out.append(next((dim for dim in (a, b) if isinstance(dim, int)), None))
-    return out[::-1]
 
 
 def _stacked(type_: ValueType | None, length: Dim, axis: int) -> ValueType | None:

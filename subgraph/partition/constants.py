@@ -18,15 +18,10 @@ from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
-from subgraph.operators.evaluation import evaluate
-from subgraph.operators.operator import is_random
+from subgraph.operators.operator import is_random, operator_of
+from subgraph.operators.reference import evaluate
 
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
-# Index of the operand that is a shape, axes or repeats. A Parameter there counts as a constant,
-# since inferred types depend on its content.
-_SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
-# Operators whose result may be constant although no input comes from a constant node.
-_FIRST_CONSTANTS = frozenset({"Constant", *_SHAPE_OPERAND})
 _CAPTURE = -1  # stands in a place (see `ConstantWeights`) for the number of a node
 
 
@@ -50,14 +45,17 @@ def constant_nodes(graph: Graph, captured: AbstractSet[Value] = frozenset()) -> 
         graph: The graph.
         captured: The captures of the graph, a body, that are constant.
     """
+    # Operators whose result may be constant although no input comes from a constant node.
+    kinds = {(node.op_type, node.domain): node for node in graph.nodes}
+    first = {kind for kind, node in kinds.items() if _may_be_first(node)}
     # Many graphs have no constants but their weights, and need no walk.
-    if not captured and _FIRST_CONSTANTS.isdisjoint([node.op_type for node in graph.nodes]):
+    if not captured and not first:
         return []
     inputs = set(graph.inputs)
     known = set(captured)
     found: list[Node] = []
     for node in graph.nodes:
-        if not known and node.op_type not in _FIRST_CONSTANTS:
+        if not known and (node.op_type, node.domain) not in first:
             continue
         if _is_constant(node, known, inputs):
             known.update(node.outputs)
@@ -65,10 +63,15 @@ def constant_nodes(graph: Graph, captured: AbstractSet[Value] = frozenset()) -> 
     return found
 
 
+def _may_be_first(node: Node) -> bool:
+    return node.op_type == "Constant" or operator_of(node).shape_at is not None
+
+
 def _is_constant(node: Node, known: set[Value], inputs: set[Value]) -> bool:
     if node.op_type == "Constant":
         return constant_array(node) is not None
-    shape = _SHAPE_OPERAND.get(node.op_type)
+    # A Parameter there counts as a constant, since inferred types depend on its content.
+    shape = operator_of(node).shape_at
     count = 0
     for position, value in enumerate(node.inputs):
         if value is None or value in known:

@@ -12,11 +12,11 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 
 from subgraph.graph.graph import Graph, Node
+from subgraph.operators.operator import is_view
 from subgraph.operators.subgraph_op import AFFINITY
 from subgraph.partition.constants import constant_nodes
 
 _EXECUTOR = "REFERENCE"  # runs single nodes, without regions
-_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def move_light_regions(
@@ -92,16 +92,6 @@ def place_following(
             placed[node.name] = takers[0]
             following.add(node.name)
     return following
-
-
-def is_view(node: Node) -> bool:
-    """Return whether a node's result is its first input in another shape, without moving data."""
-    if node.domain:
-        return False
-    if node.op_type == "Transpose":
-        perm = list(node.attrs.get("perm", ()))
-        return bool(perm) and perm == sorted(perm)
-    return node.op_type in _VIEWS
 
 
 def _connected(

@@ -25,6 +25,7 @@ from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned
 from subgraph.graph.result_arrays import fill_outputs, own_results
 from subgraph.graph.types import Array
 from subgraph.operators.bodies import captures_of
+from subgraph.operators.operator import operator_of
 from subgraph.operators.region_names import note_region
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
@@ -547,9 +548,9 @@ def _with_times(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEn
 
 
 def _is_fast(node: Node) -> bool:
-    from subgraph.runtime.fast_ops import fast_op, gives_size
+    from subgraph.runtime.fast_ops import fast_op
 
-    return fast_op(node) is not None or gives_size(node)
+    return fast_op(node) is not None or operator_of(node).light
 
 
 def raise_failure(error: Exception, node: Node, run: object = None) -> NoReturn:

@@ -20,24 +20,17 @@ from subgraph.graph.limits import (
     count_results,
 )
 from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
-from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import operator_key
+from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
-# Operators whose reference does little more than to create an array of the right size.
-_SIZING = frozenset({"ConstantOfShape", "Expand", "Range", "Reshape", "Slice"})
 
 
 def fast_op(node: Node) -> Run | None:
     """Return a callable that runs a node without checks; None if the reference has to run it."""
     make = _FAST.get(operator_key(node.op_type, node.domain))
     return None if make is None else make(node)
-
-
-def gives_size(node: Node) -> bool:
-    """Return whether a node mostly sets the size of its result, so that the reference is fast."""
-    return node.op_type in _SIZING and not node.domain
 
 
 def _is_result(node: Node) -> bool:

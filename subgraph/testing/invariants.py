@@ -14,16 +14,13 @@ from subgraph.errors import PartitionError, SubgraphError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
+from subgraph.operators.operator import operator_of
 from subgraph.operators.reference import evaluate
 from subgraph.partition.record import KEY, MADE, PartitionRecord
 
 Source = Value | Parameter | None
 # A body before and after, and what the captures of the first stand for if they are constant.
 _Bodies = tuple[Graph, Graph, Mapping[Value, Parameter | Array]]
-# (operator, input) whose parameters are shapes, which passes may fold: they cannot be assigned.
-_SHAPES = frozenset(
-    {("ConstantOfShape", 0), ("Expand", 1), ("Reshape", 1), ("Tile", 1), ("Unsqueeze", 1)}
-)
 
 
 def check_partition(
@@ -397,7 +394,8 @@ def _results(node: Node, known: Mapping[Value, Array]) -> Sequence[Any]:
     for position, value in enumerate(node.inputs):
         array = None if value is None else known.get(value)
         if value is not None and array is None:
-            if value.parameter is None or (node.op_type, position) not in _SHAPES:
+            # Parameters that are shapes may be folded by passes: they cannot be assigned.
+            if value.parameter is None or position != operator_of(node).shape_at:
                 return ()
             array = value.parameter.array
         given.append(array)

@@ -8,12 +8,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph import ops, passes
 from subgraph.engine.planner.lowering import LOWERINGS
 from subgraph.opencl.lowering import CL_LOWERINGS
-from subgraph.operators.operator import OPERATORS, declare, find_operator, operator_key
+from subgraph.operators.operator import (
+    OPERATORS,
+    declare,
+    find_operator,
+    is_view,
+    operator_key,
+    register_operator,
+    unregister_operator,
+)
 from subgraph.operators.schema import CUSTOM_SCHEMAS, standard_operators
 from subgraph.system.registry import Files
 from tests.tools.test_single_definitions import sources
@@ -82,6 +92,36 @@ def test_a_second_declaration_is_refused() -> None:
             declare("TwiceDeclared", domain="test.declarations")
     finally:
         OPERATORS.unregister("test.declarations::TwiceDeclared")
+
+
+def test_fields_of_a_users_operator_reach_passes_and_type_inference() -> None:
+    """A view and an operator with a shape operand, as Reshape and Expand are."""
+
+    def infer(node: sg.Node, types: Any, values: Any) -> Any:
+        dims = None if values[1] is None else list(values[1])
+        return [sg.TensorType(types[0].dtype, dims)]
+
+    def compute(node: sg.Node, inputs: Any) -> Any:
+        return [np.broadcast_to(inputs[0], inputs[1])]
+
+    schema = sg.Schema("Spread", "test.declarations", inputs=("x", "shape"), outputs=("y",))
+    operator = sg.Operator(schema, compute, infer, view=True, grows=True, shape_at=1)
+    register_operator(operator)
+    try:
+        x = sg.input("x", ("N", 4))
+        rows = ops.Shape(x, start=0, end=1)
+        y = ops.Spread(ops.Relu(x), ops.Concat(rows, np.array([4]), axis=0))
+        graph = passes.apply_pass(sg.Graph([x], [ops.Neg(y)]), "InferTypes")
+        assert graph.outputs[0].type == sg.TensorType("float32", ("N", 4))
+        assert [is_view(n) for n in graph.nodes if n.op_type in ("Spread", "Neg")] == [True, False]
+        result = sg.compile_model(graph, "CPU")(x=-np.ones((2, 4), np.float32))[0]
+        assert np.array_equal(result, np.zeros((2, 4)))
+        plain = sg.input("plain", (4,))
+        wide = ops.Spread(plain, np.array([1 << 40, 4]))
+        with pytest.raises(sg.LimitError):  # the size is checked before it is computed
+            sg.compile_model(sg.Graph([plain], [wide]), "REFERENCE")(plain=np.ones(4, np.float32))
+    finally:
+        unregister_operator(operator)
 
 
 @pytest.mark.parametrize("op_type", ["Relu", "Softmax"])

@@ -13,8 +13,8 @@ from subgraph.devices.default_core import default_core
 from subgraph.devices.device_sources import BACKENDS, device_modules, device_of_module
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph, Node
+from subgraph.operators.operator import is_view
 from subgraph.operators.subgraph_op import subgraph_node
-from subgraph.partition.light_regions import is_view
 from subgraph.partition.property import SubgraphProperty, property_name, register_property
 from subgraph.partition.selector import Reject, SubgraphSelector
 from subgraph.runtime.settings import option_names

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from subgraph.devices.placement.cost import value_bytes
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
+from subgraph.operators.operator import is_view
 from subgraph.operators.subgraph_op import subgraph_node
-from subgraph.partition.light_regions import is_view
 from subgraph.partition.replace import Cut, Cutter, replace_regions
 
 # Regions of a graph if their ends can be chosen freely. An estimate that balances the time of a

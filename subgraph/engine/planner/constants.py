@@ -20,7 +20,7 @@ from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, Dim, TensorType, dtype_of
-from subgraph.operators.evaluation import evaluate
+from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.weights.cache import WeightCache, WeightEntry, recipe_id
 

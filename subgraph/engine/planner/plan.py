@@ -61,9 +61,9 @@ from subgraph.graph.limits import (
 )
 from subgraph.graph.parameters import Parameter, Versions
 from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
-from subgraph.operators.evaluation import evaluate
 from subgraph.operators.inference import check_operands, has_requirement
-from subgraph.operators.operator import EXPANDING_OPERATORS, is_random
+from subgraph.operators.operator import is_random, operator_of
+from subgraph.operators.reference import evaluate
 from subgraph.operators.shape_values import from_array, has_symbolic, is_arithmetic, to_array
 from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
@@ -71,16 +71,9 @@ from subgraph.system import guard_pages
 # Most bytes of a value that is computed while planning (estimate); every run computes larger ones.
 _MAX_FOLDED_BYTES = 1 << 28
 _MAX_ALL_FOLDED_BYTES = 1 << 30  # the same of all such values of a plan together (estimate)
-# Bytes of results for a byte of inputs (estimate); only EXPANDING_OPERATORS give more.
+# Bytes of results for a byte of inputs (estimate); only operators that grow give more.
 _MAX_GROWTH = 256
 _MAX_KEY_ELEMENTS = 32  # most elements of an input on whose content plans may depend (estimate)
-# Operators whose first input has no influence on the shape of the result by its content.
-_DATA_FIRST_OPS = frozenset(
-    {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}
-    | {"Unsqueeze", "Upsample"}
-)
-# Operators of which float inputs decide the shape of the result.
-_FLOAT_SIZED_OPS = frozenset({"Resize", "Upsample", "Range"})
 
 _LOG = logging.getLogger("subgraph.engine")
 
@@ -306,9 +299,9 @@ class Planner:
             return
         inputs = [None if v is None else self.operand(v) for v in node.inputs]
         # Float weights are not read by default; here they are factors or bounds that decide a size.
-        if node.op_type in _FLOAT_SIZED_OPS:
-            for operand in inputs[1:]:
-                self._read_weight(operand)
+        for k in operator_of(node).sized_by:
+            if k < len(inputs):
+                self._read_weight(inputs[k])
         present = [operand for operand in inputs if operand is not None]
         constant_inputs = not node.captures and all(operand.constant for operand in present)
         if constant_inputs and self._fold(node, inputs):
@@ -374,7 +367,7 @@ class Planner:
         # The types are inferred only if the results can be large: other operators return at most a
         # small multiple of what they read.
         read = sum(operand.nbytes for operand in inputs if operand is not None)
-        if read <= _MAX_FOLDED_BYTES // _MAX_GROWTH and node.op_type not in EXPANDING_OPERATORS:
+        if read <= _MAX_FOLDED_BYTES // _MAX_GROWTH and not operator_of(node).grows:
             return False
         types = self._infer(node, inputs)
         tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
@@ -429,9 +422,9 @@ class Planner:
         outputs: list[tuple[Value, TensorType]] = []
         for value, type_ in zip(node.outputs, types, strict=True):
             if not isinstance(type_, TensorType) or not type_.is_static:
-                # The content of the first input cannot decide the shape; a plan for each of its
-                # values would be made in vain.
-                deciding = node.inputs[1:] if node.op_type in _DATA_FIRST_OPS else node.sources
+                # A plan for each content of the other inputs would be made in vain.
+                sizing = operator_of(node).sized_by
+                deciding = [node.inputs[k] for k in sizing if k < len(node.inputs)] or node.sources
                 raise UnknownShapeError(node, self._deciding_inputs(*deciding))
             self._check_size(node, size_in_bytes(type_))
             outputs.append((value, type_))

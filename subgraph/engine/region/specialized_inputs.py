@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.planner.plan_types import UnknownShapeError
-from subgraph.runtime.fast_ops import gives_size
+from subgraph.operators.operator import operator_of
 
 Key = tuple[Any, ...]  # of a plan: the shape of each input, then values as bytes
 # Different values of an input that seems to select a branch, or one of few sizes (estimate); with
@@ -53,7 +53,7 @@ class SpecializedInputs:
         more = set(error.inputs) - set(self._positions)
         if not more:
             return False
-        if not error.of_all_contents or gives_size(error.node):
+        if not error.of_all_contents or operator_of(error.node).light:
             # The traceback would keep the unfinished plan, and its arrays, alive.
             self._selected = error.with_traceback(None), set()
         # A new tuple is assigned: sessions read the positions without the region's lock.

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from subgraph.engine.region.strategy import Request, Strategy
 from subgraph.graph.graph import Graph, Node
-from subgraph.operators.operator import operator_key
+from subgraph.operators.operator import operator_key, operator_of
 from subgraph.operators.subgraph_op import SubgraphOp, subgraph_node
 from subgraph.partition.replace import Cut, Cutter, replace_regions
 from subgraph.runtime.executor_plan import Plan
-from subgraph.runtime.fast_ops import fast_op, gives_size
+from subgraph.runtime.fast_ops import fast_op
 
 SplitRegion = Plan  # a plan of the default executor, which runs the parts
 
@@ -71,7 +71,7 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
     - a node that only selects a part of its input (`fast_op`), with all nodes of its operator that
       do not depend on each other. The regions after them then depend on the shape of an input, no
       longer on a value. A detection network has such a node for every class and is cut there once;
-    - a node that only makes a size of a value (`gives_size`), for the same reason;
+    - a node that only makes a size of a value (`Operator.light`), for the same reason;
     - an If, each of whose branches becomes a region.
 
     Args:
@@ -84,7 +84,7 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
         alone = {node}
     elif fast_op(node) is not None:
         alone = _first_like(graph, node)
-    elif gives_size(node) or not any(value.producer is not None for value in node.sources):
+    elif operator_of(node).light or not any(value.producer is not None for value in node.sources):
         alone = {node}
     # Without a node that runs alone, the node itself becomes the first one of the second region.
     after = _following(graph, alone or {node}) - alone

@@ -1,7 +1,8 @@
-"""Values computed from weights alone: each computed once, and the fast NumPy evaluation."""
+"""Values computed from weights alone: each computed once, and their evaluation by NumPy."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import ONNX_DTYPE, Array
-from subgraph.operators.evaluation import NUMPY_FUNCTIONS, evaluate
-from subgraph.operators.reference import evaluate as by_reference
+from subgraph.operators.inference import check_values
+from subgraph.operators.reference import evaluate, standard
 
 
 def on_weight(value: sg.Value) -> sg.Graph:
@@ -63,14 +64,20 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
 def check(value: sg.Value, inputs: list[Array]) -> None:
-    """Compare the fast evaluation of the value's node with the reference's."""
+    """Compare the evaluation of the value's node with onnx.reference's."""
     node = value.producer
     assert node is not None
-    assert node.op_type in NUMPY_FUNCTIONS
     try:
-        expected = by_reference(node, inputs)[0]
+        check_values(node, inputs)
     except sg.SubgraphError:
         with pytest.raises(sg.SubgraphError):
+            evaluate(node, inputs)
+        return
+    try:
+        with np.errstate(all="ignore"):
+            expected = np.asarray(standard(node, inputs)[0])
+    except Exception:  # also of operands that fit, for which the operator has a definition
+        with contextlib.suppress(sg.SubgraphError):
             evaluate(node, inputs)
         return
     found = evaluate(node, inputs)[0]
@@ -210,7 +217,12 @@ def test_movement(shape: tuple[int, ...], dtype: str, data: st.DataObject) -> No
     numbers = st.integers(-6, 6)
     axes = data.draw(st.lists(st.integers(-rank, rank - 1), max_size=rank) if rank else st.just([]))
     slices = [data.draw(st.tuples(numbers, numbers, numbers.filter(bool))) for _ in axes]
-    if len({axis % rank for axis in axes}) == len(axes):
+    # onnx.reference is wrong for negative steps from before the first element.
+    right = all(
+        step > 0 or start >= -shape[axis]
+        for axis, (start, _, step) in zip(axes, slices, strict=True)
+    )
+    if right and len({axis % rank for axis in axes}) == len(axes):
         cut = [np.array([p[k] for p in slices], np.int64) for k in (0, 1, 2)]
         arrays = [x, cut[0], cut[1], np.array(axes, np.int64), cut[2]]
         check(ops.Slice(*given_as(arrays)), arrays)
