@@ -585,6 +585,7 @@ def _check_made(op: SubgraphOp, subgraph: Graph) -> None:
             f"{type(op).__name__}.__init__ does not call super().__init__(subgraph), so the op "
             "has no subgraph; call it first"
         )
+    check_op(op, SubgraphOp)
     own, ports = op.subgraph, (len(subgraph.inputs), len(subgraph.outputs))
     if (len(own.inputs), len(own.outputs)) != ports:
         raise PartitionError(
@@ -592,4 +593,3 @@ def _check_made(op: SubgraphOp, subgraph: Graph) -> None:
             f"and {len(own.outputs)} outputs, its node runs {subgraph.name!r} with {ports[0]} and "
             f"{ports[1]}; make it of that graph"
         )
-    check_op(op, SubgraphOp)
