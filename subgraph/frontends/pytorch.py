@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from subgraph.devices.default_core import compile_model
-from subgraph.errors import ConfigError, ModelError, SubgraphError
+from subgraph.errors import ConfigError, ModelError, ShapeError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter, transaction
 from subgraph.graph.types import Array
@@ -78,8 +78,8 @@ def torch_backend(
     """Compile a traced graph: ``torch.compile(module, backend="subgraph")``.
 
     PyTorch itself runs a graph that cannot run here, after a RuntimeWarning that says why: one that
-    is differentiated, has tensors that are not on the processor, or has operators without a form in
-    ONNX.
+    is differentiated, has tensors that are not on the processor, has operators without a form in
+    ONNX, or gives other results for the inputs of the first call.
 
     Args:
         module: The ``torch.fx.GraphModule``.
@@ -110,7 +110,11 @@ def torch_backend(
         except SubgraphError as error:
             reason = f"{error}"
         else:
-            return _Compiled(torch, traced, options)
+            compiled = _Compiled(torch, traced, options)
+            # PyTorch's exporter gives some operators another meaning, without an error.
+            reason = _difference(torch, module, compiled, example_inputs, traced.changed)
+            if not reason:
+                return compiled
     count = sum(node.op.startswith("call") for node in module.graph.nodes)
     warnings.warn(
         f"PyTorch itself runs a graph of {count} operators: {reason}", RuntimeWarning, stacklevel=2
@@ -162,9 +166,6 @@ def _graph_of(torch: Any, exported: Any) -> Graph:
     Raises:
         ModelError: an operator has no form in ONNX.
     """
-    if any("batch_norm_legit_functional" in f"{node.target}" for node in exported.graph.nodes):
-        # The exporter writes it as the normalization of evaluation, with other results.
-        raise ModelError("PyTorch cannot write a BatchNormalization in training mode as ONNX")
     try:
         # The optimiser would compute constants from weights, which are then no parameters.
         with torch._guards.tracing(None):
@@ -388,6 +389,49 @@ class _Compiled:
             # Calls of other threads wait for the lock until the parameters have their values.
             for weight, tensor, version in changed:
                 weight.tensor, weight.version = tensor, version
+
+
+# Difference of results, relative to the largest element, from which on they are not those of the
+# same computation. Rounding to bfloat16 inside of a network gives less (estimate).
+_SAME = 0.1
+
+
+def _difference(
+    torch: Any,
+    module: Any,
+    compiled: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    changed: Collection[int],
+) -> str:
+    """Return how results differ from those of PyTorch; "" if they do not.
+
+    Args:
+        torch: The module torch.
+        module: The traced graph.
+        compiled: The same, compiled.
+        example_inputs: Its inputs at the first call.
+        changed: The positions of those that it changes in place, of which copies are used.
+    """
+
+    def inputs() -> list[Any]:
+        found = [x.node.hint if isinstance(x, torch.SymInt) else x for x in example_inputs]
+        return [x.clone() if k in changed else x for k, x in enumerate(found)]
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        wanted = module(*inputs())
+        try:
+            found = compiled(*inputs())
+        except ShapeError as error:
+            return f"{error}"
+    for one, other in zip(found, wanted, strict=True):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return f"a result is {one.dtype} {[*one.shape]}, not {other.dtype} {[*other.shape]}"
+        if one.numel():
+            one, other = (x.double().nan_to_num(nan=0.0) for x in (one, other))
+            far = float((one - other).abs().max()) / max(float(other.abs().max()), 1e-30)
+            if far > _SAME:
+                return f"a result differs from PyTorch's by {far:.2g} of its largest element"
+    return ""
 
 
 def _array(torch: Any, tensor: Any) -> Array:
