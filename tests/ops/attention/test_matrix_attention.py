@@ -13,8 +13,9 @@ from tests.ops.attention.test_kernels import check_attention
 
 pytestmark = pytest.mark.usefixtures("tiles")
 OPTION = {"INFERENCE_PRECISION": "bfloat16"}
-# Scores and weights are rounded to 8 bits: results are means of values up to 4.
-TOLERANCE = 0.04
+# Operands are rounded to 8 bits. A score up to 12 changes by up to 12 / 256, and the result by up to
+# a quarter of that times the distance of two values, which are up to 4.
+TOLERANCE = 0.1
 
 
 @settings(max_examples=80, deadline=None)
