@@ -260,13 +260,13 @@ def _checked_answer(node: Node, answer: Any) -> list[ValueType | None]:
     Raises:
         TypeError: it returned something else.
     """
-    wanted = f"infer of {node.op_type} returned {answer!r}; return a list of types, None if unknown"
-    if not is_list(answer):
-        raise TypeError(wanted)
-    types: list[Any] = list(answer)
-    for type_ in types:
-        if type_ is not None and not isinstance(type_, ValueType):
-            raise TypeError(wanted)
+    types: list[Any] = list(answer) if is_list(answer) else [answer]
+    fits = all(type_ is None or isinstance(type_, ValueType) for type_ in types)
+    # The text of a type decides sizes that are left open while a plan is made: only if it is shown.
+    if not fits or not is_list(answer):
+        raise TypeError(
+            f"infer of {node.op_type} returned {answer!r}; return a list of types, None if unknown"
+        )
     return types
 
 
