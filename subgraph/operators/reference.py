@@ -72,7 +72,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
             with np.errstate(all="ignore"):
                 if compute is None:
                     outputs = standard(node, given)
-                elif operator is not None and is_foreign(operator):
+                elif is_foreign(operator):
                     outputs = call_foreign(operator, compute, node, given)
                 else:
                     outputs = compute(node, given)
