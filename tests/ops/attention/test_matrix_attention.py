@@ -13,8 +13,8 @@ from tests.ops.attention.test_kernels import check_attention
 
 pytestmark = pytest.mark.usefixtures("tiles")
 OPTION = {"INFERENCE_PRECISION": "bfloat16"}
-# Operands are rounded to 8 bits. A score up to 12 changes by up to 12 / 256, and the result by up to
-# a quarter of that times the distance of two values, which are up to 4.
+# Operands are rounded to 8 bits. A score up to 12 changes by up to 12 / 256, and the result by up
+# to a quarter of that times the distance of two values, which are up to 4.
 TOLERANCE = 0.1
 
 
