@@ -26,7 +26,7 @@ from subgraph.operators.requirements import (
     require_whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
-from subgraph.ops.movement.op import input_or_attribute
+from subgraph.ops.movement.types import input_or_attribute
 from subgraph.ops.pool.windows import MAX_EXTENT
 
 from . import reference

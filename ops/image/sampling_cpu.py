@@ -21,7 +21,7 @@ from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import known
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
-from subgraph.ops.movement.op import whole_numbers
+from subgraph.ops.movement.types import whole_numbers
 from subgraph.ops.shared.delegation import delegate
 from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import tiles

@@ -39,8 +39,8 @@ from .arguments import (
     TriluArguments,
 )
 from .copies_cpu import emit_copy, emit_fill, is_contiguous
-from .op import whole_numbers
 from .tables_cpu import emit_take, emit_take_last_axes
+from .types import whole_numbers
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
 _UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache

@@ -21,8 +21,8 @@ from subgraph.ops.shared.opencl_code import line, program, variant_of, word
 
 from .arguments import FillArguments, ReverseSequenceArguments, TakeArguments, TriluArguments
 from .copies_cpu import Place, StridedCopy
-from .op import Repeats
 from .tables_cpu import emit_take, table_size
+from .types import Repeats
 
 # A CPU's work-item copies a whole row of _MIN_ROW_ELEMENTS or more; there must be a row for each
 # _ELEMENTS_PER_ROW elements of a row, or 4 rows, so that several compute units have work

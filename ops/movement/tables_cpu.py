@@ -15,7 +15,7 @@ from subgraph.graph.types import Array
 from subgraph.ops.elementwise.primitives import primitive
 
 from .arguments import TakeArguments, TakeLastAxesArguments
-from .op import Repeats
+from .types import Repeats
 
 _TABLE_BYTES = 16384  # bytes of a unit of `take`, and least bytes for a thread (estimate)
 _UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache

@@ -19,7 +19,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
-from subgraph.ops.movement.op import input_or_attribute
+from subgraph.ops.movement.types import input_or_attribute
 from subgraph.ops.shared.strides import normal_axis
 
 from . import padded, reference

@@ -16,7 +16,7 @@ from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
 from subgraph.ops.movement.cpu import element_bytes, known
 from subgraph.ops.movement.geometry import ints, triple
-from subgraph.ops.movement.op import whole_numbers
+from subgraph.ops.movement.types import whole_numbers
 from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.strides import contiguous
 
