@@ -340,7 +340,13 @@ declare(
     infer=broadcasting,
 )
 declare("Cast", requires=cast_operands, infer=cast, compute=reference.cast, speculatable=True)
-declare("CastLike", requires=cast_like_operands, infer=cast_like, compute=reference.cast_like)
+declare(
+    "CastLike",
+    requires=cast_like_operands,
+    infer=cast_like,
+    compute=reference.cast_like,
+    dtype_at=1,
+)
 declare("Clip", requires=clip_operands, infer=unary, compute=reference.clip)
 declare(
     "Equal",

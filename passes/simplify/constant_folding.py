@@ -104,8 +104,9 @@ class ConstantFolding:
             return ()
         inputs = list(node.inputs)
         arrays = [None if v is None else known.get(v) for v in inputs]
-        if node.op_type == "CastLike" and arrays[1] is None:  # only the dtype matters
-            arrays[1] = _of_same_dtype(inputs[1])
+        at = operator_of(node).dtype_at
+        if at is not None and arrays[at] is None:
+            arrays[at] = _of_same_dtype(inputs[at])
         if any(a is None and v is not None for a, v in zip(arrays, inputs, strict=True)):
             return ()
         if not self._fits(node, arrays):

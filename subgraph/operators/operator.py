@@ -72,6 +72,7 @@ class Operator:
         grows: Whether a result can be larger than all inputs together: its size is then checked
             before it is computed.
         by_type: Whether the result follows from the input's type alone, as that of Shape.
+        dtype_at: Position of an input of which only the dtype matters, as of CastLike's second one.
         speculatable: Whether no content of operands that fit makes the operator fail, so that it
             may be computed although its result may not be needed; or a function that says it of a
             node.
@@ -95,6 +96,7 @@ class Operator:
     light: bool = False
     grows: bool = False
     by_type: bool = False
+    dtype_at: int | None = None
     speculatable: bool | Callable[[Node], bool] = False
     shape_at: int | None = None
     sized_by: tuple[int, ...] = attrs.field(

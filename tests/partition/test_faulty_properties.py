@@ -27,7 +27,8 @@ class Property(sg.SubgraphProperty):
 
     def create_subgraph_selector(self) -> sg.SubgraphSelector:
         if "create_subgraph_selector" in self.methods:
-            return self.methods["create_subgraph_selector"]()  # type: ignore[no-any-return]
+            selector: sg.SubgraphSelector = self.methods["create_subgraph_selector"]()
+            return selector
         return sg.ContainOpSelector({"MatMul", "Add", "Relu"})
 
     def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> Any:
@@ -89,8 +90,7 @@ def test_a_selector_whose_exception_has_no_text_is_named(method: str) -> None:
     if method == "select_output":
         kind = type("Failing", (kind,), {"select_input": lambda *_: False})
     if method == "select_input":
-        only_end = lambda _, node: node.op_type == "Tanh"  # noqa: E731
-        kind = type("Failing", (kind,), {"select": only_end})
+        kind = type("Failing", (kind,), {"select": lambda _, node: node.op_type == "Tanh"})
     with pytest.raises(sg.PartitionError, match=rf"Failing.{method} raised Unprintable"):
         cut(create_subgraph_selector=kind)
 
