@@ -61,6 +61,7 @@ from .partition.selector import (
     list_selectors,
     register_selector,
 )
+from .passes.shapes.reshape_inputs import reshape
 from .runtime.compiled_model import CompiledModel
 from .runtime.executor import Executor
 from .runtime.infer_queue import InferQueue
@@ -157,6 +158,7 @@ __all__ = [
     "region_model",
     "register_property",
     "register_selector",
+    "reshape",
     "save",
     "subgraph_node",
     "testing",

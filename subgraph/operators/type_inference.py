@@ -8,6 +8,7 @@ arithmetic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from subgraph.errors import ModelError, ShapeError
 from subgraph.graph.graph import Graph, Node, Value
@@ -47,7 +48,7 @@ def infer_graph(
     Raises:
         ShapeError: strict, and types do not fit an operator or contradict the stated types.
     """
-    inference = _Inference(graph, strict, dict(known or {}))
+    inference = Inference(graph, strict, set(graph.inputs), dict(known or {}))
     inference.run()
     return inference.known
 
@@ -92,7 +93,9 @@ def retype(
         if held is not None or type_ not in (None, value.type):
             changed[value] = value.type
             value.type = type_ or value.type
-    inference = _Inference(copy, strict, outside, changed)
+    # The Parameter of an inner graph's input is the weight itself.
+    inputs = {value for value in copy.inputs if value.parameter is None}
+    inference = Inference(copy, strict, inputs, outside, changed)
     inference.run()
     found = [inference.known.get(value) for value in copy.outputs]
     same = all(new.type == old.type for old, new in values.items())
@@ -108,36 +111,48 @@ def output_types_of(inner: Graph, types: Sequence[ValueType | None]) -> list[Val
     return [value.type for value in retype(inner, types)[0].outputs]
 
 
-class _Inference:
+class Inference:
     """One walk over a graph in topological order.
 
     Without ``changed`` all types that the graph states hold. With it, the graph was typed for other
-    input types: ``changed`` has the old type of each value whose type or elements are now
-    different, and types of a node's outputs are inferred anew if one of its inputs is among them.
+    input types, and types of a node's outputs are inferred anew if one of its inputs is among them.
+
+    Attributes:
+        known: Shape values, None or absent for those not known.
+        changed: The old type of each value whose type or elements are now different; None: see
+            above.
     """
 
     def __init__(
         self,
         graph: Graph,
         strict: bool,
+        inputs: AbstractSet[Value],
         known: dict[Value, Array | None],
         changed: dict[Value, ValueType | None] | None = None,
     ) -> None:
+        """Prepare a walk.
+
+        Args:
+            graph: As for `infer_graph`.
+            strict: As for `infer_graph`.
+            inputs: Inputs whose elements the caller decides, also if they have a default.
+            known: Shape values; more are added.
+            changed: See the attribute.
+        """
         self._graph = graph
         self._strict = strict
+        self._inputs = inputs
         self.known = known
-        self._changed = changed
-        # The Parameter of a graph input is a default that a caller may replace. That of an inner
-        # graph's input is the weight itself.
-        inner = changed is not None
-        self._inputs = {v for v in graph.inputs if not inner or v.parameter is None}
+        self.changed = changed
         self.known.update((value, None) for value in self._inputs if value not in known)
 
     def run(self) -> None:
+        """Set the types of all values."""
         for node in self._graph.nodes:
             types = [None if v is None else v.type for v in node.inputs]
             known = [self._elements(v) for v in node.inputs]
-            changed = self._changed
+            changed = self.changed
             if changed is None or not any(value in changed for value in node.sources):
                 self._infer(node, types, known)
                 continue
@@ -169,7 +184,7 @@ class _Inference:
             self._region(node, node.subgraph, types, known)
             return
         try:
-            found = self._node(node, types, known)
+            found = self.node_types(node, types, known)
         except ShapeError:
             # A model that is loaded may have a node that does not fit in a branch that never runs,
             # so that only the run raises its error.
@@ -229,12 +244,22 @@ class _Inference:
             return value.parameter.array
         return to_array(known, value.type)
 
-    def _node(
+    def node_types(
         self,
         node: Node,
         types: Sequence[ValueType | None],
         known: Sequence[Array | None],
     ) -> Sequence[ValueType | None]:
+        """Return the types of the outputs of a node that is no subgraph node.
+
+        Args:
+            node: The node.
+            types: Types of its inputs.
+            known: Shape values of its inputs.
+
+        Raises:
+            ShapeError: the types do not fit the operator.
+        """
         if node.attrs and node.bodies:
             return self._control_flow(node, types)
         arrays = [self._array(v, k) for v, k in zip(node.inputs, known, strict=True)]

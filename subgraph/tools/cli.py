@@ -34,6 +34,7 @@ from subgraph.tools.cli_inputs import (
 )
 from subgraph.tools.cli_measure import bench, profile, warmup
 from subgraph.tools.cli_output import Output, Row, discard_output, op_name, prepare_streams
+from subgraph.tools.cli_write import compile_command, reshape
 
 # Adds a subcommand (name, function; the help is its docstring) and returns its parser.
 AddCommand = Callable[[str, Callable[[argparse.Namespace], None]], Any]
@@ -261,17 +262,6 @@ def query(args: argparse.Namespace) -> None:
     out.finish({"rows": rows, **facts})
 
 
-def compile_command(args: argparse.Namespace) -> None:
-    """Compile a model and write it to one file, with which `subgraph run` starts faster."""
-    out = Output(args)
-    with out.progress("compiling"):
-        model = compiled_model(args)
-        model.export_model(args.output)
-    facts: Row = {"file": str(args.output), "bytes": args.output.stat().st_size}
-    out.facts(facts)
-    out.finish(facts)
-
-
 # ---------------------------------------------------------------- shared steps
 
 
@@ -490,11 +480,21 @@ def _add_model_commands(command: AddCommand) -> None:
     _device(sub)
     sub.add_argument("--refused", action="store_true", help="only nodes that it does not take")
 
+    text = "the file to write"
     sub = command("compile", compile_command)
     _model(sub)
     _device(sub)
-    text = "the file to write"
     sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=text)
+
+    sub = command("reshape", reshape)
+    _model(sub)
+    sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=text)
+    text = "an input's shape (numbers, names, ?), such as x=N,3,224,224, or a name's size, as N=8"
+    sub.add_argument(
+        "--shape", action="append", default=[], type=assignment, metavar="NAME=DIMS", help=text
+    )
+    text = "first dimension of the other inputs, a number or a name"
+    sub.add_argument("--batch", metavar="DIM", help=text)
 
 
 def _add_measuring_commands(command: AddCommand) -> None:

@@ -196,6 +196,23 @@ def test_query_lists_every_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["taken"] == answer["nodes"] == len(answer["rows"])
 
 
+def test_reshape_writes_a_model_for_other_sizes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x = sg.input("x", (1, 2, 3), "float32")
+    flat = ops.Reshape(x, sg.parameter("shape", np.array([1, 6], np.int64)))
+    sg.save(sg.Graph([x], [flat]), tmp_path / "net.onnx")
+    target = tmp_path / "any.onnx"
+    run_json(capsys, "reshape", tmp_path / "net.onnx", "--batch", "N", "-o", target)
+    array = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    (found,) = sg.compile_model(str(target))(array).values()
+    np.testing.assert_array_equal(found, array.reshape(4, 6))
+    assert main(["reshape", str(target), "--shape", "M=5", "-o", str(target)]) == 1
+    assert "'M' is neither an input" in capsys.readouterr().err
+    answer = run_json(capsys, "reshape", target, "--shape", "x=5,2,3", "-o", tmp_path / "5.onnx")
+    assert [row["now"] for row in answer["rows"]] == ["float32[5, 2, 3]", "float32[5, 6]"]
+
+
 def test_compile_then_run_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "digits.sgb"
     run_json(capsys, "compile", DIGITS, "--device", "CPU", "-o", path)

@@ -70,6 +70,7 @@ ORDER = [
     "ops.contrib",
     "passes",
     "passes.simplify",
+    "passes.shapes",
     "passes.control_flow",
     "passes.precision",
     "passes.gradient",

@@ -1,0 +1,1 @@
+"""Passes about types and sizes of values."""
