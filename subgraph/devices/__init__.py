@@ -1,1 +1,1 @@
-"""Devices: REFERENCE, CPU, OPENCL, HETERO, MULTI, AUTO; one file each, found by the registry."""
+"""Devices: one file each in ``plugins/`` and ``backends/``, found by the registry."""

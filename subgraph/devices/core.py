@@ -244,7 +244,7 @@ class Core:
 
     @property
     def registered_devices(self) -> list[str]:
-        """Names of all devices, including those that cannot start, and HETERO, MULTI and AUTO."""
+        """Names of all devices, including those that cannot start, and HETERO and its like."""
         self._find_installed()
         return sorted(self._makers)
 

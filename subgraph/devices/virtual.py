@@ -1,4 +1,4 @@
-"""The base class of HETERO, MULTI and AUTO: lists of other devices and their configurations."""
+"""The base class of HETERO, MULTI, AUTO and BATCH: other devices and their configurations."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def info(args: argparse.Namespace) -> None:
     with out.progress("asking the devices"):
         for device in core.available_devices:
             base = device.partition(".")[0]
-            if base not in takes and base not in ("REFERENCE", "HETERO", "MULTI", "AUTO"):
+            if base not in takes and base != "REFERENCE":
                 takes[base] = core.query_model(graph, device)
     count = Counter(op_name(node) for node in graph.nodes)
     shares: dict[str, Counter[str]] = {
