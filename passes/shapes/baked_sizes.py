@@ -60,12 +60,19 @@ def adapted(graph: Graph, types: Mapping[Value, ValueType | None]) -> Adapted:
             that were numbers.
 
     Raises:
-        ShapeError: a node takes the first item of a batch of 1, which would be more.
+        ShapeError: a node takes the first item of a batch of 1, which would be more; or the graph
+            is partitioned.
     """
     primes = _Primes(types)
     result = graph.clone()
     if not primes.bases:
         return Adapted(result, {}, "")
+    region = next((node for node in graph.nodes if node.subgraph is not None), None)
+    if region is not None:
+        raise ShapeError(
+            f"node {region.name!r} is a subgraph node, in which no constants can be adapted; "
+            "reshape the graph before it is partitioned, or undo that by sg.inline_subgraphs"
+        )
     typed, copies = graph.clone_with_map()
     for value in typed.values():
         value.type = primes.named(value.type)

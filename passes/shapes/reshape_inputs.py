@@ -30,8 +30,8 @@ def reshape(graph: Graph, shapes: Shapes | None = None, *, batch: int | str | No
     """Return the graph for inputs of other shapes, as OpenVINO's ``reshape`` and ``set_batch`` do.
 
     Sizes of the present inputs that the model holds as constants are adapted: targets of Reshape,
-    operands of Concat and initial states of recurrent operators of the batch size 1. Constants in
-    the bodies of control flow, and in the regions of a partition, are not.
+    operands of Concat, initial states of recurrent operators, sizes of Resize, indices of Gather.
+    Constants in the bodies of control flow are not.
 
     Args:
         graph: The graph; it is not changed.
@@ -41,8 +41,8 @@ def reshape(graph: Graph, shapes: Shapes | None = None, *, batch: int | str | No
 
     Raises:
         MissingInputError: a name is neither that of an input nor of a symbolic dimension.
-        ShapeError: a shape has another rank than the input, or a node does not fit the new sizes;
-            the message names it.
+        ShapeError: a shape has another rank than the input, the graph is partitioned, or a node
+            does not fit the new sizes; the message names it.
     """
     require_type(graph, Graph, ModelError, "a graph, as sg.load returns")
     return apply_pass(graph, ReshapeInputs(dict(shapes or {}), batch))

@@ -299,6 +299,21 @@ def test_the_first_item_alone_is_an_error(kind: str) -> None:
         sg.reshape(graph, batch="N")
 
 
+def test_a_partitioned_graph_keeps_its_numbers() -> None:
+    x = sg.input("x", shape=("N", 2, 3))
+    graph = sg.Graph([x], [ops.Relu(ops.Reshape(x, numbers("to", -1, 6)))])
+    graph.attrs["subgraph_property"] = _All()
+    cut = sg.passes.apply_pass(graph, "PartitionGraph")
+    assert shape_of(sg.reshape(cut, {"N": 4}).outputs[0]) == (4, 6)
+    with pytest.raises(sg.ShapeError, match=r"is a subgraph node.*sg\.inline_subgraphs"):
+        sg.reshape(cut, {"x": ("N", 2, 4)})
+
+
+class _All(sg.SubgraphProperty):
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Reshape", "Relu"})
+
+
 def test_sizes_that_fit_some_inputs_only(caplog: pytest.LogCaptureFixture) -> None:
     x = sg.input("x", shape=(1, 4))
     graph = sg.Graph([x], [ops.Add(x, sg.parameter("table", floats(1, 4)))])
