@@ -1,10 +1,11 @@
 """BATCH: requests that arrive while the device works become one batch, as OpenVINO's BATCH does.
 
-"BATCH:CPU(16)" compiles the model for batches of any size. A request that comes while the device is
-free runs at once. Those that come meanwhile wait, and then run together, up to 16 rows. A batch
-pays where a run reads many weights for few results, as in decoders and fully connected layers;
-without a number the size is the one with the least time for a row, measured when the model is
-compiled.
+"BATCH:CPU(16)" compiles the model for batches of any size. A request that comes while the device
+is free runs at once. Those that come meanwhile wait, and then run together, up to 16 rows. A request
+of more rows is divided. A batch pays where a run reads many weights for few results, as in decoders
+and fully connected layers, and costs time where the values between two layers do not fit into the
+caches. Without a number the size is the one with the least time for a row, measured when the model
+is compiled.
 """
 
 from __future__ import annotations
@@ -286,7 +287,8 @@ class _Batches:
         self._model = model
         self._size = size
         self._timeout = timeout
-        self._checked = False
+        self._is_checked = False  # whether rows are known to be independent
+        self._is_whole = False  # whether they are known not to be
         self._lock = free_in_child(threading.Lock())
         self._begin()
 
@@ -298,10 +300,28 @@ class _Batches:
         self._runners: list[Runner] = []
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run the model on one request's inputs, alone or with those of others."""
-        if self._size == 1:
+        """Run the model on one request's inputs, with those of others or in several parts."""
+        if self._is_whole:
             return self._call(inputs)
         mine = _waiting(inputs)
+        if mine.key is None or mine.rows <= self._size:
+            return self._run(mine)
+        parts = [
+            self._run(_waiting([array[k : k + self._size] for array in inputs]))
+            for k in range(0, mine.rows, self._size)
+        ]
+        found = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        if not self._is_checked:
+            whole = self._call(inputs)
+            self._check(found, whole)
+            self._is_checked = True
+            return whole
+        return found
+
+    def _run(self, mine: _Waiting) -> Sequence[Any]:
+        """Run a request of at most the rows of a batch, alone or with others."""
+        if self._size == 1:
+            return self._call(mine.inputs)
         with self._lock:
             if self._process != os.getpid():  # the runs of a forked child's parent go on there
                 self._begin()
@@ -370,24 +390,26 @@ class _Batches:
 
     def _finish(self, batch: Sequence[_Waiting]) -> None:
         """Set the results, or the error, of each run of a batch."""
+        joined: list[list[Array]] | None = None
         if len(batch) > 1:
             try:
                 joined = self._together(batch)
             except Exception as error:
                 # One of them may be wrong, whose error the others must not get.
                 _log.info("a batch of %d runs failed; they run alone: %s", len(batch), error)
-            else:
-                if self._checked:
-                    for run, results in zip(batch, joined, strict=True):
-                        run.results = results
-                    return
-                self._check(batch, joined)
-                return
-        for run in batch:
+        if joined is not None and self._is_checked:
+            for run, results in zip(batch, joined, strict=True):
+                run.results = results
+            return
+        for k, run in enumerate(batch):
             try:
                 run.results = self._call(run.inputs)
             except Exception as error:
                 run.error = error
+            else:
+                if joined is not None:
+                    self._check(joined[k], run.results)
+        self._is_checked |= joined is not None
 
     def _together(self, batch: Sequence[_Waiting]) -> list[list[Array]]:
         """Return the results of each run of a batch that runs as one."""
@@ -400,18 +422,21 @@ class _Batches:
         parts = [[part.copy() for part in np.split(array, ends[:-1])] for array in found]
         return [list(results) for results in zip(*parts, strict=True)]
 
-    def _check(self, batch: Sequence[_Waiting], joined: Sequence[Sequence[Array]]) -> None:
-        """Run the runs of the first batch alone as well; join no more if the results differ."""
-        for run, results in zip(batch, joined, strict=True):
-            run.results = self._call(run.inputs)
-            if not all(map(_same, results, run.results)):
-                self._size = 1
-                _log.warning(
-                    "model %r computes rows of a batch not independently: BATCH runs its requests "
-                    "one by one",
-                    self._model.name,
-                )
-        self._checked = True
+    def _check(self, joined: Sequence[Array], alone: Sequence[Array]) -> None:
+        """Compare results of several runs with those of one; if they differ, end joining them.
+
+        Args:
+            joined: Results of a run of other rows.
+            alone: Those of a run of the request's rows.
+        """
+        if all(map(_same, joined, alone)):
+            return
+        self._is_whole = True
+        _log.warning(
+            "model %r computes rows of a batch not independently: BATCH runs its requests one by "
+            "one",
+            self._model.name,
+        )
 
     def _call(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run the device's model with an idle runner."""
@@ -441,6 +466,6 @@ def _same(joined: Array, alone: Array) -> bool:
         return False
     if joined.dtype.kind not in "fc":
         # Rounding may change the index of a largest element.
-        return np.count_nonzero(joined != alone) <= _SAME * joined.size
+        return bool(np.count_nonzero(joined != alone) <= _SAME * joined.size)
     scale = float(np.max(np.abs(alone), initial=0, where=np.isfinite(alone)))
     return bool(np.allclose(joined, alone, rtol=0, atol=_SAME * scale, equal_nan=True))

@@ -176,7 +176,7 @@ def test_an_error_is_that_of_its_request(slow: Slow) -> None:
 
 def test_an_interrupt_loses_no_other_request(slow: Slow) -> None:
     model = compiled(slow, product())
-    model._batches._checked = True
+    model._batches._is_checked = True
     interrupts = [KeyboardInterrupt()]
 
     def interrupt(arrays: Sequence[Any]) -> None:
@@ -241,6 +241,29 @@ def test_rows_that_depend_on_each_other(slow: Slow, caplog: pytest.LogCaptureFix
     for request in started(model, slow, inputs[:1]):
         np.testing.assert_allclose(result(request), np.ones((1, 4)))
     assert slow.rows == [1]
+
+
+def test_more_rows_than_a_batch_are_divided(slow: Slow) -> None:
+    model = compiled(slow, product("N"), 4)
+    array = np.random.default_rng(1).standard_normal((10, 4)).astype(np.float32)
+    slow.rows.clear()
+    for _ in range(2):
+        np.testing.assert_allclose(model(array)[0], array @ W, rtol=1e-5, atol=1e-6)
+    assert slow.rows == [4, 4, 2, 10, 4, 4, 2], "the first time compared with a whole run"
+    single = compiled(Slow(), product("N"), 1)
+    np.testing.assert_allclose(single(array)[0], array @ W, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_depend_on_each_other_are_not_divided(
+    slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = sg.input("x", shape=("N", 4))
+    model = compiled(slow, sg.Graph([x], [ops.Softmax(x, axis=0)]), 2)
+    array = np.ones((6, 4), np.float32)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            np.testing.assert_allclose(model(array)[0], array / 6)
+    assert caplog.text.count("not independently") == 1
 
 
 def test_a_free_device_waits_if_asked(slow: Slow) -> None:
