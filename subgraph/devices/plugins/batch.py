@@ -1,11 +1,11 @@
 """BATCH: requests that arrive while the device works become one batch, as OpenVINO's BATCH does.
 
 "BATCH:CPU(16)" compiles the model for batches of any size. A request that comes while the device
-is free runs at once. Those that come meanwhile wait, and then run together, up to 16 rows. A request
-of more rows is divided. A batch pays where a run reads many weights for few results, as in decoders
-and fully connected layers, and costs time where the values between two layers do not fit into the
-caches. Without a number the size is the one with the least time for a row, measured when the model
-is compiled.
+is free runs at once. Those that come meanwhile wait, and then run together, up to 16 rows. A
+request of more rows is divided. A batch pays where a run reads many weights for few results, as in
+decoders and fully connected layers, and costs time where the values between two layers do not fit
+into the caches. Without a number the size is the one with the least time for a row, measured when
+the model is compiled.
 """
 
 from __future__ import annotations
