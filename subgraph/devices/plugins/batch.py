@@ -43,8 +43,9 @@ from subgraph.system.forking import free_in_child
 _log = logging.getLogger("subgraph")
 _BATCH = "batch"  # the name of the first dimension
 _SIZES = (1, 2, 4, 8, 16, 32, 64)  # that are measured
-# Seconds after which no larger size is measured, and the gain for which one is chosen (estimates).
-_MEASURED_SECONDS = 1.0
+# Seconds of a run after which no larger size is measured, and the gain for which one is chosen
+# (estimates).
+_MEASURED_SECONDS = 0.3
 _WORTH = 0.9
 _HANDOVER = 25e-6  # seconds by which a run of many threads waits and wakes (measured)
 # Largest difference of results in a batch from those of a row alone, relative to the largest
@@ -165,20 +166,25 @@ def _with_batch(graph: Graph) -> Graph:
 def _best_size(graph: Graph, model: CompiledModel) -> int:
     """Return the smallest measured batch with nearly the least time for a row."""
     row = sample_inputs(graph)
+    batches: dict[int, dict[str, Array]] = {}
     seconds: dict[int, float] = {}
     for size in _SIZES:
-        arrays = {name: np.repeat(array, size, axis=0) for name, array in row.items()}
-        model(arrays)  # makes the plan
-        times: list[float] = []
-        for _ in range(3):
-            start = time.perf_counter()
-            model(arrays)
-            times.append(time.perf_counter() - start)
-        seconds[size] = min(times) / size + (_HANDOVER if size > 1 else 0)
-        if sum(times) > _MEASURED_SECONDS:
+        batches[size] = {name: np.repeat(array, size, axis=0) for name, array in row.items()}
+        model(batches[size])  # makes the plan
+        seconds[size] = _seconds(model, batches[size])
+        if seconds[size] > _MEASURED_SECONDS:
             break
+    for size in (*seconds, *seconds):  # in alternation, since the machine's speed varies
+        seconds[size] = min(seconds[size], _seconds(model, batches[size]))
+    seconds = {k: each / k + (_HANDOVER if k > 1 else 0) for k, each in seconds.items()}
     least = min(seconds.values())
     return next(size for size, each in seconds.items() if each * _WORTH <= least)
+
+
+def _seconds(model: CompiledModel, arrays: Mapping[str, Array]) -> float:
+    start = time.perf_counter()
+    model(arrays)
+    return time.perf_counter() - start
 
 
 class BatchModel(CompiledModel):
