@@ -48,7 +48,7 @@ def runners(graph: sg.Graph, size: int, precision: str) -> dict[str, Callable[[]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(path, options)
-        hints = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
+        hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
         hints["INFERENCE_PRECISION_HINT"] = "bf16" if precision == "bfloat16" else "f32"
         request = openvino.Core().compile_model(path, "CPU", hints).create_infer_request()
     found["ONNX Runtime"] = lambda: session.run(None, arrays)

@@ -135,44 +135,42 @@ def _reshape(site: Site) -> Change | None:
         return None
     found, shape = list[Size](target), list(target)
     for axes, results in _with_batches(_groups(before, after, target), site):
-        for k in _scaled(shape, results, target, math.prod(after[a] for a in axes), site.bases):
+        total = math.prod(after[a] for a in axes)
+        _scale(shape, results, total, site.bases)
+        if len(results) == 1:
+            shape[results[0]] = total
+        if math.prod(shape[k] for k in results) != total:
+            return None  # several sizes, and one changed in another way than by a factor
+        changed = [k for k in results if shape[k] != target[k]]
+        for k in changed:
             same = [a for a in axes if after[a] == shape[k]]
-            others = [j for j in results if j != k]
-            if not same and any(shape[j] != target[j] for j in others):
+            if not same and len(changed) > 1:
                 return None  # two unknown sizes of one group
-            held = math.prod(target[j] for j in others)
+            held = math.prod(target[j] for j in results if j != k)
             found[k] = ((same[0],), 1, 1) if same else (tuple(axes), 1, held)
-    if math.prod(shape) != math.prod(after):
-        return None  # a size changed in another way than by a factor
     if tuple(shape) == _resolved(sizes, after, zero_stays):
         return None
     return _NewTarget(tuple(shape), found)
 
 
-def _scaled(
-    shape: list[int], results: list[int], target: Sizes, total: int, bases: Mapping[int, int]
-) -> list[int]:
+def _scale(shape: list[int], results: list[int], total: int, bases: Mapping[int, int]) -> None:
     """Multiply sizes of a group of results by the primes in the size of the input's axes.
 
     A prime belongs to the size that equals its base, else to the first multiple of it.
 
     Args:
-        shape: The result's sizes, in which those of the group are multiplied.
+        shape: The result's old sizes, in which those of the group are multiplied.
         results: The positions of the group.
-        target: The old sizes.
         total: The product of the group's new sizes.
         bases: The old size by prime.
-
-    Returns:
-        The positions of the multiplied sizes.
     """
+    old = list(shape)
     for prime, base in bases.items():
         while results and total % prime == 0:
             total //= prime
-            exact = [k for k in results if target[k] == base]
-            multiples = [k for k in results if target[k] % base == 0]
+            exact = [k for k in results if old[k] == base]
+            multiples = [k for k in results if old[k] % base == 0]
             shape[(exact or multiples or results)[0]] *= prime
-    return [k for k in results if shape[k] != target[k]]
 
 
 def _resolved(target: Sequence[int], shape: Sizes, zero_stays: bool) -> Sizes | None:
@@ -253,22 +251,21 @@ def _with_batches(groups: list[_Group], site: Site) -> list[_Group]:
 def _resize(site: Site) -> Change | None:
     """Give a Resize with constant sizes sizes that are the same multiples of its input's."""
     before, after, stated = site.before[0], site.after[0], site.constant(3)
-    axes = site.node.attrs.get("axes") or range(len(before or ()))
-    if before is None or after is None or stated is None or len(axes) != stated.size:
+    if before is None or after is None or stated is None or before == after or 0 in before:
+        return None
+    axes = site.node.attrs.get("axes") or range(len(before))
+    if len(axes) != stated.size:
         return None
     sizes: list[Size] = []
     shape = list(after)
     for axis, size in zip(axes, map(int, stated.ravel()), strict=True):
         if before[axis] == after[axis]:
             sizes.append(size)
-        elif size == before[axis]:
-            sizes.append(((axis % len(before),), 1, 1))
         else:
-            sizes.append(((axis % len(before),), size, before[axis]))
-            shape[axis] = after[axis] * size // before[axis]
-            continue
-        shape[axis] = after[axis] if size == before[axis] else size
-    return _NewTarget(tuple(shape), sizes, 3) if before != after else None
+            common = math.gcd(size, before[axis])
+            sizes.append(((axis % len(before),), size // common, before[axis] // common))
+        shape[axis] = size * after[axis] // before[axis]
+    return _NewTarget(tuple(shape), sizes, 3)
 
 
 def _expand(site: Site) -> Change | None:
@@ -310,12 +307,8 @@ class _Repeated:
         made = list(inputs)
         for (k, axis), (source, along) in self.axes.items():
             rank = len(self.operands[k])
-            first = part_of(
-                node,
-                "Slice",
-                made[k],
-                *(_numbers(node, [number]) for number in (0, 1, axis)),
-            )
+            ends = (_numbers(node, [number]) for number in (0, 1, axis))
+            first = part_of(node, "Slice", made[k], *ends)
             parts = [_numbers(node, [1] * count) for count in (axis, rank - axis - 1)]
             parts.insert(1, _computed(node, inputs[source], (along,), 1, 1))
             shape = part_of(node, "Concat", *parts, axis=0)
