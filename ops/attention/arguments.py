@@ -106,19 +106,15 @@ class AttentionArguments(PanelAttentionArguments):
 
     A worker's scratch has rows of ``nv * lanes`` elements, one for each query of a panel: for each
     panel of a unit ``key_size + value_size + 3`` (queries, results; maximum, sum and factor of the
-    softmax), then one for each key of a block (scores). The copies of K and V follow.
+    softmax), then one for each key of a block (scores).
 
     Attributes:
         k_panel: The panel (``subgraph.engine.codegen.panel``) for K's kind of lines.
         v_panel: The panel for V's.
-        k_pitch: Bytes between the lines of the copy of a block of K; 0: it is read in place.
-        v_pitch: The same of V.
     """
 
     k_panel: Address
     v_panel: Address
-    k_pitch: int
-    v_pitch: int
 
 
 class MatrixAttentionArguments(PanelAttentionArguments):

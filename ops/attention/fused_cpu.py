@@ -36,9 +36,6 @@ from .arguments import AttentionArguments, FewQueriesArguments, MatrixAttentionA
 _MAX_BLOCK_KEYS = 512
 _MAX_BLOCK_KEYS_LOW = 192
 _MAX_BLOCK_KEYS_MATRIX = 256  # with matrix tiles
-# Lines a multiple of so many bytes apart use one or two sets of an L1 cache with 64 sets of 64-byte
-# lines (hardware figure), and evict each other.
-_CACHE_SET_PERIOD = 2048
 
 
 @attrs.frozen
@@ -234,17 +231,12 @@ def _arguments(
     """
     depth, (_, _, keys, values) = r.q.sizes[3], r.v.sizes
     block = _keys_per_block(of, keys)
-    k_across, v_across = r.k.steps[3] != 1, r.v.steps[3] != 1
-    k_pitch, v_pitch = _copy_pitch(of, r.k, block), _copy_pitch(of, r.v, block)
     elements = ((depth + values + 3) * unit_panels + block) * of.width
-    copies = k_pitch * (depth if k_across else block) + v_pitch * (values if v_across else block)
     return AttentionArguments(
         **_panel_arguments(r, of, mask_steps, block, unit_panels),
-        k_panel=of.panel(across=k_across),
-        v_panel=of.panel(across=not v_across),
-        **low.worker_scratch(elements * of.item + copies),
-        k_pitch=k_pitch,
-        v_pitch=v_pitch,
+        k_panel=of.panel(across=r.k.steps[3] != 1),
+        v_panel=of.panel(across=r.v.steps[3] == 1),
+        **low.worker_scratch(elements * of.item),
     )
 
 
@@ -396,21 +388,6 @@ def _line_step(heads: Heads) -> int:
     """
     _, _, position, element = heads.steps
     return position if element == 1 else element
-
-
-def _copy_pitch(of: Tiles, heads: Heads, block: int) -> int:
-    """Return the bytes between the lines of a copy of a block of K or V; 0: it is read in place.
-
-    Args:
-        of: The tiles of the dtype.
-        heads: K or V.
-        block: Keys of a block.
-    """
-    if _line_step(heads) * of.item % _CACHE_SET_PERIOD:
-        return 0
-    length = heads.sizes[3] if heads.steps[3] == 1 else block
-    # An odd number of cache lines (64 bytes), so that lines spread over all cache sets.
-    return 64 * (-(-length * of.item // 64) | 1)
 
 
 def _bytes_moved(r: AttentionSpec, of: Tiles) -> int:

@@ -16,7 +16,6 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.arguments import Address
 from subgraph.engine.codegen.simd import call_kernel
 from subgraph.engine.codegen.tiling import TileBlock
 
@@ -24,30 +23,12 @@ from .arguments import AttentionArguments, AttentionOperands
 from .panel_parts import (
     block_softmax,
     future_masker,
-    line_reader,
     mask_writer,
     query_packer,
     result_writer,
 )
 
-
-class PanelBlock(TileBlock):
-    """Arguments of a panel, and the blocks of K and V that it multiplies.
-
-    Attributes:
-        k_lines: First line of the block of K.
-        k_pitch: Bytes between its lines.
-        v_lines: First line of the block of V.
-        v_pitch: Bytes between its lines.
-    """
-
-    k_lines: Address
-    k_pitch: int
-    v_lines: Address
-    v_pitch: int
-
-
-_panel_block = stack_block(PanelBlock)
+_tile_block = stack_block(TileBlock)
 
 
 @register_jitable
@@ -133,13 +114,13 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         nv: Vectors of a row of a panel: a panel is ``nv * lanes`` queries.
     """
     arguments = view_of(AttentionArguments)
-    pack_queries, block_lines = query_packer(dtype, lanes), line_reader(dtype, lanes)
+    pack_queries = query_packer(dtype, lanes)
     write_panel, attend = panel_writer(dtype, lanes, nv), _panel_attention(dtype, lanes, nv)
     item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t = _panel_block()
+        t = _tile_block()
         queries, depth, values = a.queries, a.key_size, a.value_size
         heads, keys_block, panels = a.heads, a.keys_block, a.panels
         row = width * item
@@ -148,8 +129,6 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         panel_bytes = (depth + values + 3) * row
         first_panel = a.scratch + worker * a.scratch_bytes
         scores = first_panel + panels * panel_bytes
-        k_copy = scores + keys_block * row
-        v_copy = k_copy + a.k_pitch * (depth if a.k_across != 0 else keys_block)
         pieces = (queries + panels * width - 1) // (panels * width)
         for unit in range(begin, end):
             start = unit % pieces * panels * width
@@ -165,19 +144,14 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
             visible = visible_keys(a, stop)
             for key in range(0, visible, keys_block):
                 block_keys = min(keys_block, visible - key)
-                t.k_lines, t.k_pitch = block_lines(
-                    a.k_pitch, k_copy, k, a.k_line, a.k_across, key, block_keys, depth
-                )
-                t.v_lines, t.v_pitch = block_lines(
-                    a.v_pitch, v_copy, v_at, a.v_line, a.v_across, key, block_keys, values
-                )
                 for first in range(start, stop, width):
                     panel = first_panel + (first - start) // width * panel_bytes
                     seen = visible_keys(a, min(first + width, queries)) - key
                     # A block after the last query of a panel is hidden from it, and leaves its
                     # state as it is. The first block is never left out.
                     if seen > 0:
-                        attend(a, t, panel, first, key, min(block_keys, seen), mask, scores)
+                        seen = min(block_keys, seen)
+                        attend(a, t, panel, first, key, seen, k, v_at, mask, scores)
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
                 panel = first_panel + (first - start) // width * panel_bytes
@@ -187,11 +161,11 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
 
 
 def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
-    """Return ``f(a, t, panel, first, key, keys, mask, scores)``.
+    """Return ``f(a, t, panel, first, key, keys, k, v, mask, scores)``.
 
     ``panel`` is the panel's scratch: its queries, its results, the state of its softmax. ``first``
-    is its first query, ``key`` the block's first key, ``keys`` their number. ``mask`` is the mask
-    of the head (0: none) and ``scores`` scratch for keys * queries elements.
+    is its first query, ``key`` the block's first key, ``keys`` their number. ``k``, ``v`` and
+    ``mask`` (0: none) are those of the head, and ``scores`` is scratch for keys * queries elements.
     """
     write_mask, mask_future = mask_writer(dtype, lanes), future_masker(dtype, lanes)
     softmax, item = block_softmax(dtype, lanes), item_bytes(dtype)
@@ -200,15 +174,17 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
     @register_jitable
     def attend(
         a: AttentionArguments,
-        t: PanelBlock,
+        t: TileBlock,
         panel: int,
         first: int,
         key: int,
         keys: int,
+        k: int,
+        v: int,
         mask: int,
         scores: int,
     ) -> None:
-        """Update a panel's results by a block of keys, whose lines ``t`` holds."""
+        """Update a panel's results by a block of keys."""
         depth, values = a.key_size, a.value_size
         count = min(width, a.queries - first)
         # Rows of a panel have as many vectors as it has queries for, so that a short last panel
@@ -229,8 +205,10 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
             else:
                 write_mask(at, step, key_step, count, keys, scores)
                 t.start_row = 1
-        t.a = t.k_lines
-        t.a_row = t.k_pitch
+        # In lines across the keys a block begins some elements into each line; otherwise it begins
+        # with a later line.
+        t.a = k + key * (item if a.k_across != 0 else a.k_line)
+        t.a_row = a.k_line
         t.b = panel
         t.c = scores
         t.steps = depth
@@ -246,8 +224,8 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         # multiplied by the factor that the softmax has left in its state.
         if key > 0:
             t.start = state + 2 * vectors * size
-        t.a = t.v_lines
-        t.a_row = t.v_pitch
+        t.a = v + key * (item if a.v_across != 0 else a.v_line)
+        t.a_row = a.v_line
         t.b = scores
         t.c = out
         t.steps = keys

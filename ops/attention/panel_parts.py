@@ -65,48 +65,6 @@ def query_packer(dtype: str, lanes: int) -> Any:
     return pack_queries
 
 
-def line_reader(dtype: str, lanes: int) -> Any:
-    """Return ``f(pitch, to, at, step, across, key, keys, length)``: the lines of a block of K or V.
-
-    ``at`` is the first line of a head, ``step`` the bytes between lines; the block is ``keys`` keys
-    from ``key`` on. Lines are the ``length`` elements of a key, or if ``across`` one element of all
-    keys. If ``pitch`` is not 0, they are copied to ``to``, ``pitch`` bytes apart.
-    """
-    v = vec(dtype, lanes)
-    load, store, load_m, store_m = v.load, v.store, v.load_m, v.store_m
-    first_lanes, item, size = v.mask_n, v.itemsize, lanes * v.itemsize
-
-    @register_jitable
-    def copy(source: int, step: int, lines: int, count: int, to: int, pitch: int) -> None:
-        """Copy ``lines`` lines of ``count`` elements, ``step`` bytes apart, ``pitch`` after."""
-        whole, rest = count // lanes * size, count % lanes
-        mask = first_lanes(rest)
-        for r in range(lines):
-            x, y = source + r * step, to + r * pitch
-            for i in range(0, whole, size):
-                store(y + i, load(x + i))
-            if rest > 0:
-                store_m(y + whole, mask, load_m(x + whole, mask))
-
-    @register_jitable
-    def block_lines(
-        pitch: int, to: int, at: int, step: int, across: int, key: int, keys: int, length: int
-    ) -> tuple[int, int]:
-        """Return the address of the lines of a block of K or V, and the bytes between them."""
-        # In lines across the keys a block begins some elements into each line; otherwise it begins
-        # with a later line.
-        at += key * (item if across != 0 else step)
-        if pitch == 0:
-            return at, step
-        if across != 0:
-            copy(at, step, length, keys, to, pitch)
-        else:
-            copy(at, step, keys, length, to, pitch)
-        return to, pitch
-
-    return block_lines
-
-
 def mask_writer(dtype: str, lanes: int) -> Any:
     """Return ``f(mask, step, key_step, count, keys, scores)``, which writes a mask to the scores.
 

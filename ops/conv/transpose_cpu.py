@@ -3,9 +3,8 @@
 Output ``o`` of one dimension sums ``x[i] * w[t]`` over the taps with ``i * stride + t * dilation =
 o + pad``. The outputs ``o = phase + stride * q`` all use the same taps, and consecutive q use
 consecutive inputs: each phase is a convolution of stride 1 that writes every stride-th pixel. With
-few output channels, all phases are computed by one convolution, or a matrix product computes the
-contributions of all taps, which are then summed. Weights computed at run time are not packed: they
-take a matrix product and the sums of Col2Im.
+few output channels a matrix product computes the contributions of all taps, and Col2Im sums them.
+So do weights computed at run time, which are not packed.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
     Operand,
-    Scratch,
     Unsupported,
     lowering,
 )
-from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.movement.arguments import InterleaveArguments
 from subgraph.ops.movement.geometry import (
     Geometry,
     auto_pad,
@@ -48,7 +44,6 @@ from subgraph.ops.movement.layout_conversion import (
     blocked_target,
     convert_output,
     plain_operand,
-    plain_target,
     widened,
 )
 from subgraph.ops.movement.packed_conv import ConvOutput, PackedConv
@@ -59,9 +54,7 @@ from subgraph.ops.shared.tile_planning import (
     Activation,
     Tiles,
     activation,
-    grain,
     product_tiles,
-    round_up,
     tiles,
 )
 from subgraph.ops.unfold.cpu import emit_column_sums
@@ -230,8 +223,6 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     plain = x.layout == y.layout == "plain"
     if alone and x.size and _sums_taps(of, sizes, per_axis, plain=plain):
         _emit_columns(node, low, x, w, bias, y)
-    elif sizes.groups == 1 and of.few_rows and _joins_phases(of, sizes, per_axis):
-        _emit_joint(low, of, sizes, per_axis, x, w, bias, act)
     else:
         _emit_phases(low, of, sizes, per_axis, x, w, bias, act)
 
@@ -370,37 +361,6 @@ def _transposed_weights(low: Lowering, w: Operand, groups: int) -> Operand:
     return derived_operand(f"{w.name}.transposed", w.dtype, (groups, flat, inputs), weight)
 
 
-def _window(parts: Sequence[Phase]) -> tuple[int, int]:
-    """Return the first input that the phases of a dimension read, and the inputs that they span."""
-    # A phase with pad p reads inputs from -p on. The window of all phases covers what each reads,
-    # with weights of 0 elsewhere.
-    first = min((-p.pad for p in parts if p.taps), default=0)
-    return first, max((-p.pad + len(p.taps) for p in parts if p.taps), default=first + 1) - first
-
-
-def _separate_products(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
-    """Return the products of a pixel and a block of weights in separate convolutions of phases."""
-    return -(-sizes.outputs // of.lanes) * math.prod(
-        sum(p.count * max(len(p.taps), 1) for p in parts) for parts in per_axis
-    )
-
-
-def _joint_products(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
-    """Return the products of a pixel and a block of weights in one convolution for all phases."""
-    count = math.prod(len(parts) for parts in per_axis)
-    return -(-count * sizes.outputs // of.lanes) * math.prod(
-        parts[0].count * _window(parts)[1] for parts in per_axis
-    )
-
-
-def _joins_phases(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
-    """Return whether one convolution for all phases has fewer products than separate ones."""
-    # `_window` and `_joint_weights` take the taps of a phase to read adjacent inputs.
-    if sizes.dilations != (1, 1, 1):
-        return False
-    return _joint_products(of, sizes, per_axis) < _separate_products(of, sizes, per_axis)
-
-
 # Cost of adding one tap's contribution to an output, in products of a pixel's channel and a block:
 # in the plain layout, and with conversions from and to the blocked one (estimates).
 _PLAIN_SUM_COST, _SUM_COST = 0.7, 1.5
@@ -415,132 +375,10 @@ def _sums_taps(
     # Products of a pixel and a block, and the sums, both for each input channel and input pixel.
     cost = -(-products // of.lanes) + products * each / max(sizes.inputs, 1)
     cost *= math.prod(sizes.source)
-    least = _separate_products(of, sizes, per_axis)
-    if of.few_rows and sizes.dilations == (1, 1, 1):
-        least = min(least, _joint_products(of, sizes, per_axis))
+    # Products of a pixel and a block of weights in the convolutions of all phases.
+    phased = -(-sizes.outputs // of.lanes) * math.prod(
+        sum(p.count * max(len(p.taps), 1) for p in parts) for parts in per_axis
+    )
     # The costs are estimates: the matrix product, with its scratch memory for all taps, must be
     # better by a fifth.
-    return cost < 0.8 * least
-
-
-def _emit_to_scratch(
-    low: Lowering,
-    of: Tiles,
-    g: Geometry,
-    x: Operand,
-    weight: Argument,
-    bias: Argument,
-    act: Activation,
-    flops: int = 0,
-) -> Scratch:
-    """Emit a convolution of the input and return its result, in the blocked layout.
-
-    Args:
-        low: Collects the plan's steps and scratch memory.
-        of: The contraction tiles.
-        g: Sizes of the convolution.
-        x: The input.
-        weight: Weights as `emit_direct` takes them.
-        bias: Bias, padded to whole blocks; 0: none.
-        act: The activation.
-        flops: Operations to report; 0: those of ``g``.
-    """
-    products = low.scratch(g.images * round_up(g.outputs, of.lanes) * g.pixels * of.item)
-    packed = PackedConv(of, g, blocked(low, of, x), weight, bias, ConvOutput(products), act)
-    emit_direct(low, packed, plain=False, flops=flops)
-    return products
-
-
-def _joint_weights(
-    per_axis: Sequence[Sequence[Phase]], kernel: tuple[int, int, int], of: Tiles
-) -> Callable[[Array], Array]:
-    """Return the function that packs the taps of all phases of ``[I, O, ...]``, with zeros."""
-    windows = [_window(parts) for parts in per_axis]
-
-    def make(weight: Array) -> Array:
-        inputs, outputs = weight.shape[:2]
-        filters = weight.reshape(inputs, outputs, *kernel)
-        count = math.prod(len(parts) for parts in per_axis)
-        whole = np.zeros((count, outputs, inputs, *(span for _, span in windows)), weight.dtype)
-        for target, parts in zip(whole, itertools.product(*per_axis), strict=True):
-            taps = filters
-            box = [slice(None), slice(None)]
-            for axis, (phase, (first, _)) in enumerate(zip(parts, windows, strict=True)):
-                taps = np.take(taps, phase.taps, 2 + axis)
-                start = -phase.pad - first if phase.taps else 0
-                box.append(slice(start, start + len(phase.taps)))
-            target[tuple(box)] = taps.swapaxes(0, 1)
-        return pack_blocks(whole.reshape(1, count * outputs, inputs, -1), of)
-
-    return make
-
-
-def _repeated(count: int, of: Tiles) -> Callable[[Array], Array]:
-    """Return the function that repeats a bias for ``count`` phases and pads it to whole blocks."""
-    padded = blocked_vector(of)
-
-    def make(bias: Array) -> Array:
-        return padded(np.tile(bias, count))
-
-    return make
-
-
-def _emit_joint(
-    low: Lowering,
-    of: Tiles,
-    sizes: Geometry,
-    per_axis: Sequence[Sequence[Phase]],
-    x: Operand,
-    w: Operand,
-    bias: Operand | None,
-    act: Activation,
-) -> None:
-    """Emit one convolution whose channels are those of all phases, then the interleaving step."""
-    y = low.output()
-    counts = [len(parts) for parts in per_axis]
-    count = math.prod(counts)
-    windows = [_window(parts) for parts in per_axis]
-    g = attrs.evolve(
-        sizes,
-        outputs=count * sizes.outputs,
-        target=triple([parts[0].count for parts in per_axis], 1),
-        kernel=triple([span for _, span in windows], 1),
-        strides=(1, 1, 1),
-        pads=triple([-first for first, _ in windows], 0),
-    )
-    # The weights depend on where phases begin, not on how many pixels the image has.
-    starts = [[(phase.taps, phase.pad) for phase in parts] for parts in per_axis]
-    recipe = f"conv transpose packed {of.nv}x{of.lanes} taps and pads of phases {starts}"
-    weight = low.weight(recipe, _joint_weights(per_axis, sizes.kernel, of), w)
-    packed_bias: Argument = 0
-    if bias is not None:
-        recipe = f"conv bias {count} times of {of.lanes}"
-        packed_bias = low.weight(recipe, _repeated(count, of), bias)
-    flops = 2 * sizes.images * sizes.inputs * sizes.outputs * sizes.taps * math.prod(sizes.source)
-    products = _emit_to_scratch(low, of, g, x, weight, packed_bias, act, flops)
-    target = plain_target(low, of, y)
-    units = g.images * sizes.target[0] * sizes.target[1]
-    low.emit(
-        Kernel(
-            "subgraph.ops.movement.reorder_kernels", "interleave", dtype=of.dtype, lanes=of.lanes
-        ),
-        InterleaveArguments(
-            source=products,
-            target=target,
-            channels=sizes.outputs,
-            blocks=-(-g.outputs // of.lanes),
-            source_depth=g.target[0],
-            source_height=g.target[1],
-            source_width=g.target[2],
-            phases_depth=counts[0],
-            phases_height=counts[1],
-            phases_width=counts[2],
-            depth=sizes.target[0],
-            height=sizes.target[1],
-            width=sizes.target[2],
-        ),
-        units,
-        grain=grain(units, 8 * y.size),
-        bytes=2 * y.nbytes,
-    )
-    convert_output(low, of, y, target, keeps_zero=act.keeps_zero)
+    return cost < 0.8 * phased

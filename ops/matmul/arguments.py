@@ -82,8 +82,11 @@ class RoundRowsArguments(KernelArguments):
     source_matrix: int
 
 
-class ProductArguments(KernelArguments):
-    """What the arguments of `gemm` and of Strassen's `product` have in common.
+class GemmArguments(KernelArguments):
+    """Arguments of `gemm`; a work unit is a block of C of a product of the batch.
+
+    The batch has three levels; units run over its products outermost. B is packed into panels, or
+    row-major. Matrix tiles read registers of A, as `round_rows` writes them, and of B.
 
     Attributes:
         a: Left matrices.
@@ -95,43 +98,17 @@ class ProductArguments(KernelArguments):
         n: Columns of B and C.
         k: Columns of A, rows of B.
         a_row: Bytes between rows of A.
+        a_column: Bytes between columns of A; with matrix tiles between steps.
+        a_register: Bytes between registers of A (matrix tiles only).
+        b_row: Bytes between rows of B; 0: B is packed.
+        c_row: Bytes between rows of C.
         tile: The contraction tile.
+        masked_tile: The contraction tile whose last vector is masked.
         activation: The kernel applied to a finished tile; 0: none.
         flags: ``F_*`` flags of the results.
         low: Lower bound of the results, if the flags ask for it.
         high: Upper bound of the results, if the flags ask for it.
         block_rows: Rows of a block.
-    """
-
-    a: Address
-    b: Address
-    c: Address
-    init: Address
-    residual: Address
-    m: int
-    n: int
-    k: int
-    a_row: int
-    tile: Address
-    activation: Address
-    flags: int
-    low: float
-    high: float
-    block_rows: int
-
-
-class GemmArguments(ProductArguments):
-    """Arguments of `gemm`; a work unit is a block of C of a product of the batch.
-
-    The batch has three levels; units run over its products outermost. B is packed into panels, or
-    row-major. Matrix tiles read registers of A, as `round_rows` writes them, and of B.
-
-    Attributes:
-        a_column: Bytes between columns of A; with matrix tiles between steps.
-        a_register: Bytes between registers of A (matrix tiles only).
-        c_row: Bytes between rows of C.
-        b_row: Bytes between rows of B; 0: B is packed.
-        masked_tile: The contraction tile whose last vector is masked.
         block_panels: Panels of a block.
         size1: Size of level 1 of the batch.
         size2: Size of level 2, the innermost.
@@ -147,11 +124,26 @@ class GemmArguments(ProductArguments):
         rows_first: 1 if units run over blocks of rows innermost, 0 if over blocks of panels.
     """
 
+    a: Address
+    b: Address
+    c: Address
+    init: Address
+    residual: Address
+    m: int
+    n: int
+    k: int
+    a_row: int
     a_column: int
     a_register: int
-    c_row: int
     b_row: int
+    c_row: int
+    tile: Address
     masked_tile: Address
+    activation: Address
+    flags: int
+    low: float
+    high: float
+    block_rows: int
     block_panels: int
     size1: int
     size2: int
@@ -165,34 +157,3 @@ class GemmArguments(ProductArguments):
     c_step1: int
     c_step2: int
     rows_first: int
-
-
-class StrassenArguments(ProductArguments):
-    """Arguments of Strassen's `product`; a work unit is a block of C, blocks of columns innermost.
-
-    The columns of A are contiguous, and so is C. B is packed into panels; panel p is paired with
-    panel p + half of all. N is whole pairs of panels, K and the rows of a block are even, and a
-    pass has ``pass_depth`` steps in each half of K. ``tile`` adds to C. Scratch holds for each
-    worker seven sums of A, a panel as deep as a pass, and a block's rows of two panels of C.
-
-    Attributes:
-        pass_depth: Steps along K of one pass.
-        scratch: Memory of the first worker.
-        scratch_bytes: Bytes between the areas of workers.
-        twice_tile: The contraction tile that adds to two quarters of C.
-        block_pairs: Pairs of panels of a block.
-        sum_row: Bytes between rows of the sums of A.
-        sum_bytes: Bytes between the sums of A.
-        mixed_tile: The contraction tile that adds to two quarters and sums two quarters of B.
-        similar: For each pair of panels 1 if its columns have similar magnitudes, else 0; int64.
-    """
-
-    pass_depth: int
-    scratch: Address
-    scratch_bytes: int
-    twice_tile: Address
-    block_pairs: int
-    sum_row: int
-    sum_bytes: int
-    mixed_tile: Address
-    similar: Address

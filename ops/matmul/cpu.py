@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import attrs
 import numpy as np
 
 from subgraph.engine.codegen.tiling import FEW_ROWS, MATRIX_ROWS
@@ -49,7 +48,6 @@ from .products import (
     matrices_of,
     matrix,
 )
-from .strassen_cpu import emit_strassen, is_faster, is_possible, similar_columns
 
 _MAX_UNIT_PANELS = 12  # panels of a unit at most (estimate)
 # Heights of tiles up to which all rows of A form a single block, and of a block of more rows
@@ -181,67 +179,41 @@ def _emit_scaled_bias(low: Lowering, bias: Operand, shape: tuple[int, ...], beta
 
 
 def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: Argument) -> None:
-    a, sizes, steps = batched(product.a, product.b)
-    b = product.b
-    of = product_tiles(of, low, b.operand)
-    b_word, row_of_b, b_steps = _right_side(low, product, of, a.rows, steps[1])
-    alone = math.prod(sizes) == 1 and b.operand.constant and a.column_step == 1
-    m, n, depth = a.rows, b.columns, a.columns
-    if alone and is_possible(low, of, n, depth) and is_faster(of, m, n, depth):
-        recipe = f"gemm similar columns {_panels_recipe(product, of)}"
-        similar = low.weight(recipe, similar_columns(of, _scaled_matrices(product, of)), b.operand)
-        matrices = (a.operand, a.row_step), b_word, similar, product.out
-        emit_strassen(low, of, *matrices, (m, n, depth), init, residual, product.act)
-        return
-    ends = init, residual
-    product = attrs.evolve(product, a=a)
-    all_steps = (steps[0], b_steps, steps[2])
-    _blocks_of_panels(low, product, of, (b_word, row_of_b), sizes, all_steps, ends)
-
-
-def _blocks_of_panels(
-    low: Lowering,
-    product: Product,
-    of: Tiles,
-    right: tuple[Argument, int],
-    sizes: Sequence[int],
-    steps: Sequence[Sequence[int]],
-    ends: tuple[Argument, Argument],
-) -> None:
-    """Emit the kernel `gemm`.
+    """Emit the kernel `gemm`, with the steps that pack its operands.
 
     Args:
         low: Collects the plan's steps and scratch memory.
-        product: The product, its batch merged by `_batch`.
-        of: The contraction tiles.
-        right: B, and the bytes between its rows, 0 if it is packed into panels.
-        sizes: Sizes of the three levels of the batch.
-        steps: Strides of A, B and the result along these levels, in elements.
-        ends: The initial values of sums (one per column) and the residual; 0: none.
+        product: The product.
+        of: The contraction tiles of its dtype.
+        init: Initial values of sums, one for each column; 0: zeros.
+        residual: Matrix added at the end; 0: none.
     """
-    a, item, count = product.a, of.item, math.prod(sizes)
+    a, sizes, steps = batched(product.a, product.b)
+    of = product_tiles(of, low, product.b.operand)
+    right, row_of_right, b_steps = _right_side(low, product, of, a.rows, steps[1])
+    left, places, a_steps = _left_side(low, a, of, steps[0])
+    item, count = of.item, math.prod(sizes)
     m, n, depth = a.rows, product.b.columns, a.columns
     panels = -(-n // of.width)
     mb, pb = _blocks(low.threads, count, m, panels, depth, of)
-    left, places, a_steps = _left_side(low, a, of, steps[0])
     arguments = GemmArguments(
         a=left,
-        b=right[0],
+        b=right,
         c=product.out,
-        init=ends[0],
-        residual=ends[1],
+        init=init,
+        residual=residual,
         m=m,
         n=n,
         k=depth,
         **places,
         c_row=n * item,
-        b_row=right[1],
+        b_row=row_of_right,
         tile=of.contraction(ahead=True),
         masked_tile=of.contraction(masked=True, ahead=True),
         **product.act.arguments(),
         block_rows=mb,
         block_panels=pb,
-        **batch_steps(sizes, [a_steps, *steps[1:]], of),
+        **batch_steps(sizes, [a_steps, b_steps, steps[2]], of),
         rows_first=1 if m > mb else 0,
     )
     units = count * -(-m // mb) * -(-panels // pb)

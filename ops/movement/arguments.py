@@ -233,40 +233,6 @@ class ReverseSequenceArguments(KernelArguments):
     time_step: int
 
 
-class InterleaveArguments(KernelArguments):
-    """Arguments of `interleave`; a work unit is a row of the target: ``[N][D][H]``.
-
-    Attributes:
-        source: Phases of channels, blocked: ``[N][blocks][D][H][W][lanes]``.
-        target: The plain image ``[N][C][D][H][W]``.
-        channels: Channels of the target.
-        blocks: Blocks of channels of the source.
-        source_depth: D of the source.
-        source_height: H of the source.
-        source_width: W of the source.
-        phases_depth: Phases along D.
-        phases_height: Phases along H.
-        phases_width: Phases along W.
-        depth: D of the target.
-        height: H of the target.
-        width: W of the target.
-    """
-
-    source: Address
-    target: Address
-    channels: int
-    blocks: int
-    source_depth: int
-    source_height: int
-    source_width: int
-    phases_depth: int
-    phases_height: int
-    phases_width: int
-    depth: int
-    height: int
-    width: int
-
-
 class PhasesArguments(KernelArguments):
     """Arguments of `phases`; a work unit is a row of the target, of an image.
 

@@ -9,7 +9,7 @@ from subgraph.engine.codegen.simd import ld, load_as, memcpy, st, vec
 from subgraph.engine.codegen.transpose import transposer
 from subgraph.engine.planner.layout_arguments import CopyBytesArguments, ReorderArguments
 
-from .arguments import InterleaveArguments, PhasesArguments
+from .arguments import PhasesArguments
 
 
 def copy() -> Callable[..., None]:
@@ -110,46 +110,6 @@ def from_bfloat16(*, lanes: int) -> Callable[..., None]:
             target = a.target + (image * blocks + block) * pixels * pixel
             for p in range(first, min(pixels, first + part)):
                 store(target + p * pixel, load(source + p * pixel))
-
-    return kernel
-
-
-def interleave(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel of `InterleaveArguments`, which interleaves the pixels of phases.
-
-    Along each axis, pixel ``q * phases + p`` of channel c of the plain target is pixel q of channel
-    ``p * channels + c`` of the source. Of the phases along D, H and W, those along W are innermost.
-
-    Args:
-        dtype: Dtype of the elements.
-        lanes: Channels of a block.
-    """
-    arguments = view_of(InterleaveArguments)
-    load, store = ld(dtype), st(dtype)
-    item = vec(dtype, lanes).itemsize
-    pixel = lanes * item
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        channels, blocks = a.channels, a.blocks
-        height, width = a.source_height, a.source_width
-        area = a.source_depth * height * width * pixel
-        down, across = a.phases_height, a.phases_width
-        rows, columns = a.height, a.width
-        slices = a.depth
-        for unit in range(begin, end):
-            h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
-            phase = (d % a.phases_depth * down + h % down) * across
-            at = a.source + image * blocks * area
-            at += (d // a.phases_depth * height + h // down) * width * pixel
-            for c in range(channels):
-                to = ((image * channels + c) * slices + d) * rows + h
-                to = a.target + to * columns * item
-                for p in range(min(across, columns)):
-                    channel = (phase + p) * channels + c
-                    source = at + channel // lanes * area + channel % lanes * item
-                    for i in range((columns - p + across - 1) // across):
-                        store(to + (i * across + p) * item, load(source + i * pixel))
 
     return kernel
 

@@ -91,20 +91,12 @@ class Tiles:
         forms = {"weights": self.weights, "operands": self.operands}
         return shape | {name: form for name, form in forms.items() if form}
 
-    def contraction(
-        self,
-        masked: bool = False,
-        ahead: bool = False,
-        twice: bool = False,
-        mixed: bool = False,
-    ) -> Kernel:
+    def contraction(self, masked: bool = False, ahead: bool = False) -> Kernel:
         """Return the contraction tile.
 
         Args:
             masked: The last vector of a row is partial.
             ahead: It prefetches weights (few-row tiles only).
-            twice: It adds its sums to two results.
-            mixed: Its B is the sum of two matrices.
         """
         if self.operands:
             return Kernel(
@@ -112,8 +104,6 @@ class Tiles:
             )
         # Many-row tiles were tuned without prefetching.
         extra: dict[str, bool] = {"ahead": True} if ahead and self.few_rows else {}
-        extra |= {"twice": True} if twice else {}
-        extra |= {"mixed": True} if mixed else {}
         return Kernel(
             "subgraph.engine.codegen.tile", "contraction", masked=masked, **extra, **self.variant
         )

@@ -47,9 +47,6 @@ class CpuOptions(DeviceOptions):
     FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
     BLOCKED_LAYOUT: bool = option(True, "run convolutions in the blocked layout NCHWc")
     WINOGRAD: bool = option(True, "allow Winograd convolution, with slightly different rounding")
-    STRASSEN: bool = option(
-        True, "allow Strassen's algorithm for large weights, with slightly different rounding"
-    )
     WEIGHTS_PRECISION: str = option(
         "",
         "store float32 weights of matrix products and convolutions in bfloat16, with sums in "
@@ -198,7 +195,7 @@ def plan_options(options: CpuOptions) -> PlanOptions:
     properties = {
         field.name: getattr(options, field.name)
         for field in attrs.fields(CpuOptions)
-        if field.name in ("WINOGRAD", "STRASSEN", "WEIGHTS_PRECISION", "INFERENCE_PRECISION")
+        if field.name in ("WINOGRAD", "WEIGHTS_PRECISION", "INFERENCE_PRECISION")
     }
     return PlanOptions(
         threads=threads_per_stream(options), blocked=options.BLOCKED_LAYOUT, properties=properties

@@ -30,7 +30,6 @@ from subgraph.engine.codegen.irtools import I16, I64, bf16_to_f32, load_at
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
-    F_MINUS,
     FEW_ROWS,
     row_counts,
     tile_rows,
@@ -93,7 +92,6 @@ class _Tile:
         masked: Whether the last vector of a row has `TileBlock.tail` elements only.
         ahead: Whether steps prefetch the memory at `TileBlock.ahead`.
         weights: ``"bfloat16"`` if B is stored so; "" for the tile's dtype.
-        mixed: Whether B is a sum of two matrices; see `contraction`.
 
     Attributes:
         acc: Slots of the accumulators, by row and vector.
@@ -111,13 +109,9 @@ class _Tile:
         masked: bool,
         ahead: bool = False,
         weights: str = "",
-        mixed: bool = False,
     ) -> None:
         self.e, self.t, self.mr, self.nv = e, t, mr, nv
         self.weights = weights
-        self.mix = (
-            (e.word(t, "addend"), e.word(t, "sum_copy"), e.word_splat(t, "sign")) if mixed else None
-        )
         self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
         self.fetch = Prefetcher(e, t, nv * self.right_bytes) if ahead else None
         self.w = {name: e.word(t, name) for name in _LOOP_WORDS}
@@ -161,14 +155,6 @@ class _Tile:
 
     def right(self, address: Any, j: int) -> Any:
         """Load vector j of a step of B, in the dtype of the tile."""
-        if self.mix is not None:
-            addend, copy, sign = self.mix
-            e, b = self.e, self.e.b
-            # The sum is stored on the way, so that the tiles of the next rows read one matrix
-            # instead of adding again.
-            value = e.fma(sign, e.load(b.add(address, addend)), e.load(address))
-            e.store(value, b.add(address, copy))
-            return value
         if self.weights != "bfloat16":
             return self.e.load(address, self.lane_mask(j))
         # Packed weights are padded to whole vectors, so that no mask is needed.
@@ -316,35 +302,14 @@ class _Tile:
                 value = e.get(self.acc[i][j])
                 e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
 
-    def finish_twice(self) -> None:
-        """Emit the epilogue of tiles with ``twice``; the strides of `residual` are those of C."""
-        e, t, b = self.e, self.t, self.e.b
-        c, crs, cjs = self.w["c"], self.w["c_row"], self.w["c_vector"]
 
-        def change(base: Any, operation: Callable[[Any, Any], Any]) -> None:
-            for i in range(self.mr):
-                for j in range(self.nv):
-                    at, mask = self.at(base, crs, cjs, i, j), self.lane_mask(j)
-                    e.store(operation(e.load(at, mask), e.get(self.acc[i][j])), at, mask)
-
-        change(c, b.fadd)
-        other = e.word(t, "residual")
-        with e.when(b.icmp_signed("!=", other, e.const(0))):
-            minus = e.flag(e.word(t, "flags"), F_MINUS)
-            with e.when(minus):
-                change(other, b.fsub)
-            with e.when(b.not_(minus)):
-                change(other, b.fadd)
-
-
-def _emit_contraction(tile: _Tile, twice: bool) -> None:
-    """Emit a contraction tile of one size; ``twice`` as in `contraction`."""
+def _emit_contraction(tile: _Tile) -> None:
+    """Emit a contraction tile of one size."""
     e, b, w, acc, mr, nv = tile.e, tile.e.b, tile.w, tile.acc, tile.mr, tile.nv
     # The prefetches come first, so that the lines have arrived when the epilogue reads them after
     # the loops.
     tile.prefetch_outputs()
-    if not twice:
-        tile.start()
+    tile.start()
 
     def k_step(a: Any, at_b: Any) -> None:
         vectors = [tile.right(b.add(at_b, b.mul(w["b_vector"], e.const(j))), j) for j in range(nv)]
@@ -375,10 +340,7 @@ def _emit_contraction(tile: _Tile, twice: bool) -> None:
         return tile.dense_steps(at_a, at_b, steps, dense_step)
 
     tile.loops(k_step, dense_steps if few_rows else None)
-    if twice:
-        tile.finish_twice()
-    else:
-        tile.finish()
+    tile.finish()
 
 
 def _emit_depthwise(tile: _Tile) -> None:
@@ -435,8 +397,6 @@ def contraction(
     masked: bool,
     ahead: bool = False,
     weights: str = "",
-    twice: bool = False,
-    mixed: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel that computes one contraction tile.
 
@@ -452,16 +412,10 @@ def contraction(
         ahead: Whether to prefetch the memory at `TileBlock.ahead` into the L2 cache meanwhile.
         weights: ``"bfloat16"`` if B is stored so and is converted in registers, for packed B only;
             "" for ``dtype``.
-        twice: For Strassen's algorithm: the sums are added to C, without epilogue, and also to
-            `residual` or, with F_MINUS, subtracted from it.
-        mixed: For Strassen's algorithm: a vector of B is the one at its address plus `sign` times
-            the one `addend` bytes further. It is also stored, `sum_copy` bytes further, for the
-            tiles of the next rows.
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:
-        tile = _Tile(e, t, rows, vectors, masked, ahead, weights, mixed)
-        _emit_contraction(tile, twice)
+        _emit_contraction(_Tile(e, t, rows, vectors, masked, ahead, weights))
 
     sizes = [(rows, vectors) for vectors in range(1, nv + 1) for rows in row_counts(mr)]
     name = "masked_tile" if masked else "tile"

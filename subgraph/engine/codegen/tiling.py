@@ -56,9 +56,6 @@ class TileBlock(WordBlock):
         left: Pixels of a row that lie outside the image at its begin (windows only).
         right: Pixels of a row that lie outside the image at its end (windows only).
         zeros: Address of a vector of zeros (windows only).
-        addend: Bytes from a vector of B to the one that is added to it (tiles with ``mixed`` only).
-        sum_copy: Bytes from a vector of B to where its sum with the addend is stored.
-        sign: Factor of the addend, 1 or -1.
         a_register: Stride of A between registers of 16 rows (matrix tiles only).
         run_rows: Rows of sums that are a run of rows of C (matrix tiles only); 0: all rows are.
         gap_rows: Rows of sums between runs, which are not rows of C.
@@ -102,9 +99,6 @@ class TileBlock(WordBlock):
     left: int
     right: int
     zeros: Address
-    addend: int
-    sum_copy: int
-    sign: float
     a_register: int
     run_rows: int
     gap_rows: int
@@ -115,9 +109,8 @@ class TileBlock(WordBlock):
 # Flags of `TileBlock.flags`.
 F_LO = 1  # the result is at least `low`
 F_HI = 2  # the result is at most `high`
-F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice`` only)
-F_BFLOAT16_C = 8  # C is rounded to bfloat16 (matrix tiles only)
-F_BFLOAT16_RESIDUAL = 16  # `residual` is bfloat16 (matrix tiles only)
+F_BFLOAT16_C = 4  # C is rounded to bfloat16 (matrix tiles only)
+F_BFLOAT16_RESIDUAL = 8  # `residual` is bfloat16 (matrix tiles only)
 
 # Matrix tiles (`subgraph.engine.codegen.matrix_tile`): rows of a register, and bytes of a row; rows
 # and vectors of two by two registers of sums; elements of bfloat16 of a step along K (hardware

@@ -118,7 +118,7 @@ LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
     cuts=[],
     dilation=0,
 )
-def test_phases_or_taps_as_channels(
+def test_phases_or_sums_of_taps(
     axes: list[tuple[int, ...]],
     images: int,
     inputs: int,
@@ -130,7 +130,7 @@ def test_phases_or_taps_as_channels(
     dilation: int,
 ) -> None:
     spread = dilation > 0
-    dilation = 1 if len(axes) == 3 else max(1, dilation)  # phases know none
+    dilation = 1 if len(axes) == 3 else max(1, dilation)  # dilated volumes are refused
     source, kernel, strides, before, after, extra = (list(each) for each in zip(*axes, strict=True))
     out = [
         (n - 1) * s + (k - 1) * dilation + 1 - b - a + min(e, s - 1)
@@ -163,7 +163,6 @@ def test_phases_or_taps_as_channels(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_transpose_cpu, "_joins_phases", lambda *_: True)
         patch.setattr(conv_transpose_cpu, "_sums_taps", lambda *_, **_options: spread)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
@@ -187,15 +186,13 @@ def test_form_that_multiplies_least() -> None:
             )
             for i in range(3)
         ]
-        if conv_transpose_cpu._sums_taps(of, sizes, per_axis, plain=False):
-            return "taps"
-        return "phases" if conv_transpose_cpu._joins_phases(of, sizes, per_axis) else "apart"
+        sums_taps = conv_transpose_cpu._sums_taps(of, sizes, per_axis, plain=False)
+        return "taps" if sums_taps else "phases"
 
-    # Phases run together on few-row tiles only.
-    assert form(3, 2, 2) == ("phases" if of.few_rows else "taps")
+    assert form(3, 2, 2) == "taps"
     assert form(3, 4, 2) == "taps"
     assert form(1, 3, 1) == "taps"
-    assert form(32, 4, 2) == "apart"
+    assert form(32, 4, 2) == "phases"
 
 
 def test_many_taps_and_positions_on_the_reference() -> None:

@@ -232,6 +232,30 @@ def test_same_bits_for_every_split() -> None:
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
+@pytest.mark.parametrize("act", ["", "Gelu"])
+@pytest.mark.parametrize("sizes", [(530, 200, 768), (128, 1536, 768), (65, 1000, 513)])
+def test_blocks_of_large_products(sizes: tuple[int, int, int], act: str) -> None:
+    m, n, k = sizes
+    a, b, c = random(1, (m, k), "float32"), random(2, (k, n), "float32"), random(3, (n,), "float32")
+    given, attrs = [a, b, c, random(4, (m, n), "float32")], {"activation": act} if act else {}
+    results = [
+        run_node(
+            "FusedMatMul",
+            given,
+            [(m, n)],
+            attrs,
+            domain=INTERNAL_DOMAIN,
+            constant=[1, 2],
+            threads=t,
+            cuts=cuts,
+        )[0]
+        for t, cuts in [(1, []), (3, [0.4]), (8, [0.1, 0.7])]
+    ]
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+    if not act:
+        close(results[0], a.astype(np.float64) @ b + c + given[3])
+
+
 def test_infinities_and_nan_stay_where_they_are() -> None:
     a, b = random(1, (20, 9), "float32"), random(2, (9, 21), "float32")
     a[3, 2], a[5, 1] = np.nan, np.inf
