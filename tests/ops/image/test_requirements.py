@@ -88,7 +88,7 @@ def test_a_region_that_is_not_finite_is_an_error(value: float, device: str) -> N
     mode = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 0.0}
     for kind in ("nearest", "linear", "cubic"):
         use = Use("Resize", [X, roi, None, ints(2, 6, 9, 9)], {**mode, "mode": kind})
-        with pytest.raises(sg.ShapeError, match="culprit.*roi holds"):
+        with pytest.raises(sg.ShapeError, match=r"culprit.*roi holds"):
             run(use, device)
 
 
