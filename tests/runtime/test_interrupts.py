@@ -40,6 +40,7 @@ def interrupted_at(call: Callable[[], object], count: int) -> bool:
                 raise KeyboardInterrupt
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # for Python 3.12, which else begins too late
     before = sys.gettrace()
     sys.settrace(trace)
     try:
