@@ -6,6 +6,10 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments, ReportWo
 
 # Pixels that the modes of GridSample combine along a dimension.
 TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+# Samples of a bin along an axis, if their number is computed from the region's size (estimate), so
+# that an input with a huge region does not occupy a device.
+MAX_SAMPLES = 4096
+MAX_PIXELS = 1 << 30  # pixels of a bin along an axis, if the number of its samples is given
 
 
 class BlendArguments(KernelArguments):
@@ -127,7 +131,8 @@ class SampleCountArguments(KernelArguments):
         bins_across: Bins of a region along the width.
         scale: Pixels in a unit of the regions' corners.
         half_pixel: Whether the centres of pixels have coordinates k + 0.5 (0 or 1).
-        report: Where a region of too many samples is reported.
+        most: Most pixels in a bin along an axis.
+        report: Where a larger region, or one that is not finite, is reported.
     """
 
     regions: Address
@@ -136,6 +141,7 @@ class SampleCountArguments(KernelArguments):
     bins_across: int
     scale: float
     half_pixel: int
+    most: int
     report: ReportWords
 
 

@@ -211,6 +211,11 @@ def resize_operands(
         if first is None:
             raise ShapeError("roi is missing")
         require_shape("roi", first, (2 * count,), f"two for each of {count} axes")
+        if first.known is not None:
+            finite = bool(np.isfinite(first.known).all())
+            require(finite, "roi holds {}: a corner is a finite number", first.known.tolist())
+        value = float(node.attrs.get("extrapolation_value", 0.0))
+        require(not math.isinf(value), "extrapolation_value is {}", value)
     if scales is not None and not is_known(scales.size):
         return
     present = [operand for operand in (scales, sizes) if operand is not None and operand.size >= 1]

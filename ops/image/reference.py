@@ -27,6 +27,7 @@ MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names in opset 16, and sin
 _FAR = 1e9
 # Samples of a bin along an axis, as in roi_kernels.py.
 _MAX_BIN_SAMPLES = 4096
+_MAX_BIN_PIXELS = 1 << 30
 # Samples of a region. onnx.reference takes about a microsecond for each (an estimate).
 _MAX_REGION_SAMPLES = 1 << 24
 
@@ -193,8 +194,7 @@ def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]
 
 def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return RoiAlign; opset 10 means output_half_pixel."""
-    if not node.attrs.get("sampling_ratio", 0):
-        _check_samples(node, inputs[1])
+    _check_samples(node, inputs[1])
     if is_before(node, 16):
         mode = "output_half_pixel"
         return standard(variant(node, version=16, coordinate_transformation_mode=mode), inputs)
@@ -202,16 +202,21 @@ def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _check_samples(node: Node, rois: Array) -> None:
-    """Check the number of samples of regions whose bins have as many samples as pixels.
+    """Check the size of regions, and their number of samples if it follows from the size.
 
     Raises:
-        ShapeError: A bin has more samples than any device takes.
+        ShapeError: A region is not finite, or a bin has more samples than any device takes.
         LimitError: A region has more samples than this device takes.
     """
     scale = float(node.attrs.get("spatial_scale", 1.0))
     sides = (rois[:, 2:].astype(np.float64) - rois[:, :2]) * scale
     bins = [float(node.attrs.get(f"output_{side}", 1)) for side in ("width", "height")]
-    if not np.all(sides / bins <= _MAX_BIN_SAMPLES):
+    pixels = sides / bins
+    if node.attrs.get("sampling_ratio", 0):
+        if not np.all(np.abs(pixels) <= _MAX_BIN_PIXELS):
+            raise ShapeError(f"a bin of rois has more than {_MAX_BIN_PIXELS} pixels, or is NaN")
+        return
+    if not np.all((pixels >= -_MAX_BIN_PIXELS) & (pixels <= _MAX_BIN_SAMPLES)):
         raise ShapeError(
             f"a bin of rois has more than {_MAX_BIN_SAMPLES} samples along an axis, or is NaN; "
             "set sampling_ratio"

@@ -17,6 +17,8 @@ from subgraph.engine.codegen.simd import ld, ld_i64, st, vec
 from subgraph.ops.checks.kernels import report_value
 
 from .arguments import (
+    MAX_PIXELS,
+    MAX_SAMPLES,
     MaxRoiPoolArguments,
     RoiAlignArguments,
     RoiAverageArguments,
@@ -25,9 +27,6 @@ from .arguments import (
 from .sampling_kernels import clamped_floor
 
 Function = Callable[..., Any]
-# Samples of a bin along an axis, if their number is computed from the region's size (estimate), so
-# that an input with a huge region does not occupy a device.
-MAX_SAMPLES = 4096
 _ENTRY = 16  # bytes of a row or column of pixels with its weight: its index, int64, and an element
 
 
@@ -83,7 +82,7 @@ def _bins(dtype: str) -> tuple[Any, Any]:
 
 
 def check_sample_count(*, dtype: str) -> Function:
-    """Return the kernel of `SampleCountArguments`: it reports a region with too many samples.
+    """Return the kernel of `SampleCountArguments`: it reports too large and not finite regions.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -100,9 +99,9 @@ def check_sample_count(*, dtype: str) -> Function:
             size = (load(first + 2 * item) * scale - shift) - (load(first) * scale - shift)
             each = size / real(a.bins_down if k % 2 else a.bins_across)
             # The negated comparison also reports a NaN.
-            if not each <= MAX_SAMPLES:
-                many = int(min(each, real(1 << 30))) if each == each else -1
-                report_value(ld_i64(a.report), ld_i64(a.report + 8), many, 0, MAX_SAMPLES)
+            if not (each >= -MAX_PIXELS and each <= a.most):
+                many = int(min(each, real(2 * MAX_PIXELS))) if each > 0 else -1
+                report_value(ld_i64(a.report), ld_i64(a.report + 8), many, 0, a.most)
 
     return kernel
 

@@ -22,19 +22,19 @@ int samples(T size, int bins, int wanted) {
   return wanted > 0 ? wanted : (int)ceil(clamp(size / bins, (T)0, (T)4096));
 }
 
-// Reports regions with too many samples; see check_sample_count in roi_kernels.py.
+// Reports too large and not finite regions; see check_sample_count in roi_kernels.py.
 __kernel void check_sample_count(__global const T *regions, int regions0, int count, int bins_down,
-                          int bins_across, T scale, __global long *slot, int number) {
+                          int bins_across, T scale, int most, __global long *slot, int number) {
   T shift = HALF ? (T)0.5 : (T)0;
   for (int k = 0; k < 2 * count; k++) {
     __global const T *first = regions + regions0 + k / 2 * 4 + k % 2;
     T size = (first[2] * scale - shift) - (first[0] * scale - shift);
     T each = size / (k % 2 ? bins_down : bins_across);
-    if (!(each <= 4096) && slot[0] == 0) {
+    if (!(each >= -(T)(1 << 30) && each <= most) && slot[0] == 0) {
       slot[0] = number;
-      slot[1] = isnan(each) ? -1 : (long)fmin(each, (T)(1 << 30));
+      slot[1] = each > 0 ? (long)fmin(each, (T)(1L << 31)) : -1;
       slot[2] = 0;
-      slot[3] = 4096;
+      slot[3] = most;
     }
   }
 }

@@ -27,6 +27,8 @@ from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import tiles
 
 from .arguments import (
+    MAX_PIXELS,
+    MAX_SAMPLES,
     TAPS,
     GridSampleArguments,
     MaxRoiPoolArguments,
@@ -66,13 +68,11 @@ def roi_align(node: Node, low: Lowering) -> None:
         "scale": float(node.attrs.get("spatial_scale", 1.0)),
         "half_pixel": int(half),
     }
-    if not ratio:
-        report = low.report("rois (samples of a bin)")
-        checked = SampleCountArguments(count=regions.shape[0], report=report, **shared)
-        kernel = Kernel(
-            "subgraph.ops.image.roi_kernels", "check_sample_count", dtype=converted.dtype
-        )
-        low.emit(kernel, checked, 1, bytes=regions.nbytes)
+    counted, most = ("pixels", MAX_PIXELS) if ratio else ("samples", MAX_SAMPLES)
+    report = low.report(f"rois ({counted} of a bin, -1 if not finite)")
+    checked = SampleCountArguments(count=regions.shape[0], most=most, report=report, **shared)
+    kernel = Kernel("subgraph.ops.image.roi_kernels", "check_sample_count", dtype=converted.dtype)
+    low.emit(kernel, checked, 1, bytes=regions.nbytes)
     common: dict[str, Any] = {
         **shared,
         "x": converted,

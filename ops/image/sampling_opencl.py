@@ -42,7 +42,7 @@ def check_sample_count(low: ClLowering, kernel: Kernel, a: SampleCountArguments)
     require(low, dtype)
     source = _region_source(dtype, HALF=a.half_pixel, LARGEST=0)
     arguments = [a.regions, a.count, a.bins_down, a.bins_across, number(dtype, a.scale)]
-    low.launch(source, "check_sample_count", [*arguments, a.report], (1,))
+    low.launch(source, "check_sample_count", [*arguments, a.most, a.report], (1,))
 
 
 @cl_kernel("subgraph.ops.image.roi_kernels", "max_roi_pool")

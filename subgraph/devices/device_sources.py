@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from typing import Any
 
 from subgraph.devices.device import Device
 from subgraph.errors import DeviceError
@@ -72,7 +73,13 @@ def installed_devices() -> Iterator[tuple[str, Callable[[], Device], str]]:
     from importlib.metadata import EntryPoint, entry_points
 
     def load(point: EntryPoint) -> Device:
-        return device_from(point.load())
+        device: Any = point.load()
+        if not (isinstance(device, type) and issubclass(device, Device)):
+            raise DeviceError(
+                f"entry point {point.value} gives {device!r}; it must name a class of sg.Device, "
+                "of which each Core makes an object of its own"
+            )
+        return device()
 
     for point in sorted(entry_points(group=_ENTRY_POINTS), key=lambda p: p.name):
         yield point.name, partial(load, point), f"entry point {point.value}"

@@ -8,10 +8,11 @@ of a tensor in place, so that a changed weight is noticed, and assigned, before 
 
 from __future__ import annotations
 
-import copy
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,16 +22,20 @@ import ml_dtypes
 import numpy as np
 
 from subgraph.devices.default_core import compile_model
-from subgraph.errors import ConfigError, ModelError, ShapeError, SubgraphError
+from subgraph.errors import ConfigError, ModelError, SubgraphError
+from subgraph.frontends.pytorch_encoder import encoder_decomposition
+from subgraph.frontends.pytorch_results import split_results
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter, transaction
 from subgraph.graph.types import Array
 from subgraph.onnx_format.file import load
+from subgraph.operators.operator import is_random
 from subgraph.partition.property import optimize_for
 from subgraph.system.registry import nearest
 from subgraph.transform.pass_manager import apply_pass
 
 _OPTIONS = ("config", "device", "property")
+_OLDEST = "2.7"  # PyTorch 2.6 cannot write batch normalizations
 
 
 def from_torch(
@@ -73,7 +78,11 @@ def from_torch(
 
 
 def torch_backend(
-    module: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    module: Any,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a traced graph: ``torch.compile(module, backend="subgraph")``.
 
@@ -84,6 +93,7 @@ def torch_backend(
     Args:
         module: The ``torch.fx.GraphModule``.
         example_inputs: The tensors of the first call, weights included, and its symbolic sizes.
+        mode: The argument of that name of ``torch.compile``; there is one mode, whatever it says.
         options: The argument of that name of ``torch.compile``: "device" (default "CPU"), "config"
             (a dict for `compile_model`), and "property" (a `SubgraphProperty`, or the name of a
             registered one, by which the graph is partitioned).
@@ -110,15 +120,25 @@ def torch_backend(
         except SubgraphError as error:
             reason = f"{error}"
         else:
-            compiled = _Compiled(torch, traced, options)
+            if not traced.graph.outputs:  # nothing is computed
+                return _forward(module)
+            compiled = _Compiled(torch, module, traced, options)
             # PyTorch's exporter gives some operators another meaning, without an error.
             reason = _difference(torch, module, compiled, example_inputs, traced.changed)
             if not reason:
                 return compiled
+    _warn(module, reason)
+    return _forward(module)
+
+
+def _warn(module: Any, reason: str) -> None:
     count = sum(node.op.startswith("call") for node in module.graph.nodes)
     warnings.warn(
-        f"PyTorch itself runs a graph of {count} operators: {reason}", RuntimeWarning, stacklevel=2
+        f"PyTorch itself runs a graph of {count} operators: {reason}", RuntimeWarning, stacklevel=3
     )
+
+
+def _forward(module: Any) -> Callable[..., Any]:
     run: Callable[..., Any] = module.forward
     return run
 
@@ -127,7 +147,7 @@ def _torch() -> Any:
     """Return the module torch.
 
     Raises:
-        ModelError: PyTorch or its exporter is not installed.
+        ModelError: PyTorch or its exporter is not installed, or PyTorch is too old.
     """
     missing = [name for name in ("torch", "onnxscript") if find_spec(name) is None]
     if missing:
@@ -135,7 +155,13 @@ def _torch() -> Any:
             f"models of PyTorch need {' and '.join(missing)}, which is not installed: "
             'pip install "subgraph-ml[torch]"'
         )
-    return import_module("torch")
+    torch = import_module("torch")
+    if torch.__version__ < _OLDEST:
+        raise ModelError(
+            f"models of PyTorch need PyTorch {_OLDEST} or newer, {torch.__version__} is installed: "
+            'pip install --upgrade "subgraph-ml[torch]"'
+        )
+    return torch
 
 
 def _exported(
@@ -151,11 +177,14 @@ def _exported(
         ModelError: PyTorch cannot trace the module.
     """
     try:
-        # Inside torch.compile, the outer trace must not see this one.
-        with torch._guards.tracing(None):
-            exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+        # Inside torch.compile, the outer trace must not see this one. PyTorch warns of what the
+        # exporter itself does.
+        with torch._guards.tracing(None), warnings.catch_warnings(action="ignore"):
+            exported = torch.export.export(
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
             # Its signature then lists what the operators in place have changed.
-            return exported.run_decompositions({})
+            return exported.run_decompositions(encoder_decomposition(torch))
     except Exception as error:  # of any type: the module's code runs
         raise ModelError(f"PyTorch cannot export {_title(module)}: {_cause(error)}") from error
 
@@ -168,7 +197,7 @@ def _graph_of(torch: Any, exported: Any) -> Graph:
     """
     try:
         # The optimiser would compute constants from weights, which are then no parameters.
-        with torch._guards.tracing(None):
+        with torch._guards.tracing(None), warnings.catch_warnings(action="ignore"):
             written = torch.onnx.export(exported, dynamo=True, optimize=False, verbose=False)
     except Exception as error:  # of any type, from the function for any operator
         raise ModelError(f"PyTorch cannot write it as ONNX: {_cause(error)}") from error
@@ -199,6 +228,8 @@ def _obstacle(torch: Any, example_inputs: Sequence[Any]) -> str:
             return f"an input is a {type(item).__name__}, not a tensor"
         if item.device.type != "cpu" or item.layout != torch.strided or item.is_quantized:
             return f"an input is on {item.device} as {item.layout}, not dense and on cpu"
+        if item.is_complex():
+            return "an input is complex, which operators of ONNX do not take"
         if item.requires_grad and torch.is_grad_enabled():
             return (
                 "it is differentiated; torch.no_grad() or inference_mode() around the call runs it"
@@ -216,12 +247,14 @@ class _Traced:
         weights: The position of each weight, its parameter, and its tensor at the first call.
         changed: The positions of the inputs that the traced graph changes in place; their new
             values are the first outputs of the graph.
+        finish: Returns the results for the inputs and the other outputs of the graph.
     """
 
     graph: Graph
     inputs: list[int]
     weights: list[tuple[int, Parameter, Any]]
     changed: list[int]
+    finish: Callable[..., tuple[Any, ...]]
 
     @classmethod
     def of(cls, torch: Any, module: Any, example_inputs: Sequence[Any]) -> _Traced:
@@ -233,20 +266,28 @@ class _Traced:
             example_inputs: The inputs of the first call.
 
         Raises:
-            ModelError: PyTorch cannot write it as ONNX, or a result is not a tensor.
+            ModelError: PyTorch cannot write it as ONNX, a result is neither a tensor nor a size,
+                or it draws random numbers.
         """
-        alone, positions = _with_tensors_only(torch, module, example_inputs)
+        computed, finish = split_results(torch, module)
+        alone, positions = _with_tensors_only(torch, module, computed, example_inputs)
         holders = [node for node in alone.graph.nodes if node.op == "placeholder"]
         tensors = tuple(example_inputs[position] for position in positions)
-        shapes = _dynamic_shapes(torch, holders)
-        exported = _exported(torch, alone, tensors, {}, shapes)
+        # PyTorch refuses tensors that share memory with one that is changed; see `_Compiled.run`.
+        seen = Counter(map(_address, tensors))
+        apart = tuple(x.clone() if seen[_address(x)] > 1 else x for x in tensors)
+        exported = _exported(torch, alone, apart, {}, _dynamic_shapes(torch, holders))
         signature = exported.graph_signature
         names: Sequence[str] = signature.user_inputs
         changed = [positions[names.index(k)] for k in signature.user_inputs_to_mutate.values()]
-        if changed:
-            # The new values are the first results of its graph, but no results of the program.
-            exported = _exported(torch, exported.graph_module, tensors, {}, shapes)
+        # The new values are results of its graph, and here become results of the program.
+        for spec in signature.output_specs:
+            spec.kind, spec.target = torch.export.graph_signature.OutputKind.USER_OUTPUT, None
+        results = torch.utils._pytree.tree_structure((0,) * len(signature.output_specs))
+        exported.module_call_graph[0].signature.out_spec = results
         graph = _graph_of(torch, exported)
+        if drawing := [node.op_type for node in graph.nodes if is_random(node)]:
+            raise ModelError(f"its random numbers ({drawing[0]}) would not be PyTorch's")
         inputs: list[int] = []
         weights: list[tuple[int, Parameter, Any]] = []
         for position, tensor, node, value in zip(
@@ -261,31 +302,31 @@ class _Traced:
                 inputs.append(position)
         graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
         graph.refresh_parameters()
-        return cls(graph, inputs, weights, changed)
+        return cls(graph, inputs, weights, changed, finish)
 
 
 def _with_tensors_only(
-    torch: Any, module: Any, example_inputs: Sequence[Any]
+    torch: Any, module: Any, results: Sequence[Any], example_inputs: Sequence[Any]
 ) -> tuple[Any, list[int]]:
     """Return a copy of a traced graph that takes no symbolic sizes, which its tensors have, too.
 
     Args:
         torch: The module torch.
         module: The ``torch.fx.GraphModule``.
+        results: The nodes whose tensors the copy returns.
         example_inputs: Its inputs at the first call.
 
     Returns:
         The copy, and the position of each of its inputs among those of ``module``.
 
     Raises:
-        ModelError: no tensor among the inputs has the size, or a result is not a tensor.
+        ModelError: it uses a number that is no size of an input.
     """
-    graph = copy.deepcopy(module.graph)
+    graph = torch.fx.Graph()
+    copies: dict[Any, Any] = {}
+    graph.graph_copy(module.graph, copies)
+    graph.output(tuple(copies[node] for node in results))
     holders = [node for node in graph.nodes if node.op == "placeholder"]
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    for node in output.args[0]:
-        if not isinstance(getattr(node, "meta", {}).get("example_value"), torch.Tensor):
-            raise ModelError(f"its result {node} is not a tensor")
     sizes: dict[str, tuple[Any, int]] = {}
     for node in holders:
         for axis, size in enumerate(getattr(node.meta["example_value"], "shape", ())):
@@ -298,7 +339,9 @@ def _with_tensors_only(
         if node.users:
             found = sizes.get(str(node.meta["example_value"]))
             if found is None:
-                raise ModelError(f"no tensor among its inputs has the size {node}")
+                raise ModelError(
+                    f"it takes the number {node}, which differs between calls: pass a tensor"
+                )
             with graph.inserting_after(holders[-1]):
                 size = graph.call_function(torch.ops.aten.sym_size.int, found)
             node.replace_all_uses_with(size)
@@ -326,20 +369,27 @@ class _Weight:
         parameter: The parameter of the compiled graph.
         tensor: The tensor that was assigned to the parameter.
         version: Its `_version` then.
+        memory: A weak reference to its memory then, whose address may be used again.
     """
 
-    __slots__ = ("parameter", "position", "tensor", "version")
+    __slots__ = ("memory", "parameter", "position", "tensor", "version")
 
     def __init__(self, position: int, parameter: Parameter, tensor: Any) -> None:
         """Note that ``parameter`` has the values of ``tensor``."""
         self.position = position
         self.parameter = parameter
-        self.tensor = tensor
-        self.version = _version(tensor)
+        self.note(tensor, _version(tensor))
+
+    def note(self, tensor: Any, version: tuple[int, int]) -> None:
+        """Note that the parameter has the values of ``tensor`` in this version."""
+        reductions = import_module("torch.multiprocessing.reductions")
+        self.memory = reductions.StorageWeakRef(tensor.untyped_storage())
+        self.tensor, self.version = tensor, version
 
     def is_current(self, tensor: Any) -> bool:
         """Return whether the parameter has the values of ``tensor``."""
-        return tensor is self.tensor and _version(tensor) == self.version
+        same = tensor is self.tensor and _version(tensor) == self.version
+        return same and not self.memory.expired()
 
 
 def _version(tensor: Any) -> tuple[int, int]:
@@ -350,8 +400,10 @@ def _version(tensor: Any) -> tuple[int, int]:
 class _Compiled:
     """A traced graph, compiled for a device."""
 
-    def __init__(self, torch: Any, traced: _Traced, options: Mapping[str, Any]) -> None:
-        """Compile ``traced``; see `torch_backend`.
+    def __init__(
+        self, torch: Any, module: Any, traced: _Traced, options: Mapping[str, Any]
+    ) -> None:
+        """Compile ``traced``, the graph of ``module``; see `torch_backend`.
 
         Raises:
             SubgraphError: the device or the property raised it.
@@ -359,22 +411,37 @@ class _Compiled:
         graph = traced.graph
         if "property" in options:
             graph = optimize_for(graph, options["property"])
-        self._torch = torch
+        self._torch, self._module = torch, module
         self._model = compile_model(graph, options.get("device", "CPU"), options.get("config"))
-        self._inputs, self._changed = traced.inputs, traced.changed
+        self._inputs, self._changed, self._finish = traced.inputs, traced.changed, traced.finish
         self._weights = [_Weight(*weight) for weight in traced.weights]
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the graph; weights that have changed since the last call are assigned before."""
+        try:
+            return self.run(*inputs)
+        except SubgraphError as error:  # PyTorch has a result, or an error of its own type
+            _warn(self._module, f"{error}")
+            results: tuple[Any, ...] = self._module(*inputs)
+            return results
+
+    def run(self, *inputs: Any) -> tuple[Any, ...]:
+        """Do the same, and raise the error of a run.
+
+        Raises:
+            SubgraphError: the run failed, or an input that is changed shares memory with another.
+        """
+        torch = self._torch
+        if self._changed and _share_memory(torch, inputs, self._changed):
+            raise ModelError("an input that it changes in place shares memory with another input")
         if not all(weight.is_current(inputs[weight.position]) for weight in self._weights):
             self._assign(inputs)
-        torch = self._torch
         results = self._model(*[_array(torch, inputs[k]) for k in self._inputs])
         found = [_tensor(torch, array) for array in results.to_tuple()]
         for position, new in zip(self._changed, found, strict=False):
             inputs[position].copy_(new)
-        return tuple(found[len(self._changed) :])
+        return self._finish(inputs, found[len(self._changed) :])
 
     def _assign(self, inputs: Sequence[Any]) -> None:
         """Assign the weights that have changed, in one transaction."""
@@ -388,7 +455,7 @@ class _Compiled:
                         weight.parameter.assign(_array(self._torch, tensor))
             # Calls of other threads wait for the lock until the parameters have their values.
             for weight, tensor, version in changed:
-                weight.tensor, weight.version = tensor, version
+                weight.note(tensor, version)
 
 
 # Difference of results, relative to the largest element, from which on they are not those of the
@@ -399,7 +466,7 @@ _SAME = 0.1
 def _difference(
     torch: Any,
     module: Any,
-    compiled: Callable[..., Any],
+    compiled: _Compiled,
     example_inputs: Sequence[Any],
     changed: Collection[int],
 ) -> str:
@@ -418,12 +485,19 @@ def _difference(
         return [x.clone() if k in changed else x for k, x in enumerate(found)]
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        wanted = module(*inputs())
         try:
-            found = compiled(*inputs())
-        except ShapeError as error:
+            wanted = module(*inputs())
+        except Exception as error:  # of any type: the call raises it again
+            return f"PyTorch raises {_cause(error)}"
+        try:
+            found = compiled.run(*inputs())
+        except SubgraphError as error:
             return f"{error}"
     for one, other in zip(found, wanted, strict=True):
+        if not isinstance(other, torch.Tensor):
+            if one != other:
+                return f"a result is {one}, not {other}"
+            continue
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return f"a result is {one.dtype} {[*one.shape]}, not {other.dtype} {[*other.shape]}"
         if one.numel():
@@ -434,18 +508,43 @@ def _difference(
     return ""
 
 
+def _address(tensor: Any) -> int:
+    """Return the address of the memory of a tensor, of which it may be a part; 0 for a size."""
+    return 0 if isinstance(tensor, int) else tensor.untyped_storage().data_ptr()
+
+
+def _share_memory(torch: Any, inputs: Sequence[Any], changed: Collection[int]) -> bool:
+    """Return whether one of the inputs ``changed`` may overlap with another input."""
+    addresses = [*map(_address, inputs)]
+    return any(
+        position != other
+        and address == addresses[position]
+        and np.may_share_memory(_array(torch, inputs[position]), _array(torch, inputs[other]))
+        for position in changed
+        for other, address in enumerate(addresses)
+    )
+
+
 def _array(torch: Any, tensor: Any) -> Array:
     """Return an array over the memory of a tensor."""
-    array: Array
-    if tensor.dtype == torch.bfloat16:  # which PyTorch does not give to NumPy
-        array = tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    else:
-        array = tensor.detach().numpy()
-    return array
+    tensor = tensor.detach().resolve_neg()
+    dtype = _unknown_to_numpy(torch).get(tensor.dtype)
+    if dtype is not None:
+        tensor = tensor.view(torch.int16 if dtype.itemsize == 2 else torch.int8)
+    array: Array = tensor.numpy()
+    return array if dtype is None else array.view(dtype)
 
 
 def _tensor(torch: Any, array: Array) -> Any:
     """Return a tensor over the memory of an array."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    bits = torch.from_numpy(array.view(f"i{array.itemsize}"))
+    return bits.view(getattr(torch, array.dtype.name))
+
+
+@cache
+def _unknown_to_numpy(torch: Any) -> dict[Any, np.dtype[Any]]:
+    """Return the dtypes of PyTorch that NumPy has not, with those of ml_dtypes."""
+    names = [name for name in vars(ml_dtypes) if "float" in name and hasattr(torch, name)]
+    return {getattr(torch, name): np.dtype(getattr(ml_dtypes, name)) for name in names}

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subgraph.errors import MissingInputError, ModelError, ShapeError
+from subgraph.graph.result_arrays import read_only
 from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.system.forking import free_in_child, held_while_forking
 from subgraph.system.registry import nearest
@@ -53,7 +54,7 @@ class Unchecked:
             checksums: The checksums of its file; None: it needs no check.
             leaves: Indices of the leaves of the file that hold the array.
         """
-        self.array = _read_only(array)
+        self.array: Array = read_only(array)
         self._checksums = checksums
         self._leaves = leaves
 
@@ -144,12 +145,6 @@ def epoch() -> int:
     return _epoch
 
 
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 def _copy_of(array: npt.ArrayLike) -> Array:
     """Return a copy in this machine's byte order."""
     copy = np.array(array)
@@ -194,7 +189,7 @@ class Parameter:
         with _publish:
             # A unique stamp, but no new epoch: no plan depends on a new parameter yet.
             _stamp += 1
-            held = array if isinstance(array, Unchecked) else _read_only(array)
+            held = array if isinstance(array, Unchecked) else read_only(array)
             self.published = State(_stamp, held)
 
     @property
@@ -223,7 +218,8 @@ class Parameter:
         # A request that runs inside a transaction block has pinned its snapshot and must not see a
         # part of the transaction.
         if _local.pinned is None and _local.staged is not None and self in _local.staged:
-            return _read_only(_local.staged[self])
+            staged: Array = read_only(_local.staged[self])
+            return staged
         return self.state.array
 
     @property
@@ -300,7 +296,7 @@ def _commit(staged: dict[Parameter, Array]) -> None:
     with _publish:
         for parameter, array in staged.items():
             _stamp += 1
-            parameter.published = State(_stamp, _read_only(array))
+            parameter.published = State(_stamp, read_only(array))
         # The epoch changes last and under the lock, so that no snapshot has a new epoch with old
         # states.
         _epoch = _stamp

@@ -25,7 +25,7 @@ def is_list(results: Any) -> bool:
 
 
 def read_only(item: Any) -> Any:
-    """Return an input of a user's op as read-only views; objects that are no arrays as they are."""
+    """Return an array, or the arrays of a list, as read-only views; other objects as they are."""
     if is_array(item):
         if not item.flags.writeable:
             return item

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from subgraph.errors import ConfigError, DeviceError, described
-from subgraph.runtime.infer_request import Callback, InferRequest
+from subgraph.runtime.infer_request import AsyncRun, Callback, InferRequest
 from subgraph.runtime.requested_model import RequestedModel
 from subgraph.runtime.task_executor import lent
 from subgraph.system.forking import free_in_child
@@ -46,12 +45,8 @@ class InferQueue:
 
     def _set_free(self) -> None:
         """Begin with every request free and no run."""
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in range(len(self.requests)):
-            self._free.put(number)
-        self._userdata: list[Any] = [None] * len(self.requests)
+        self._runs: list[AsyncRun | None] = [None] * len(self.requests)
         self._errors: list[BaseException] = []
-        self._pending = 0
         self._changed = threading.Condition()
         self._process = os.getpid()
 
@@ -64,8 +59,9 @@ class InferQueue:
 
     def _ended(self, number: int) -> Callback:
         def ended(request: InferRequest, error: BaseException | None) -> None:
-            # The entry is cleared before the request is free, when the next run sets its own.
-            userdata, self._userdata[number] = self._userdata[number], None
+            run, userdata = self._runs[number], None
+            if run is not None:  # None: the caller started the request itself
+                userdata, run.userdata = run.userdata, None
             try:
                 if error is not None:
                     self._errors.append(error)
@@ -74,9 +70,8 @@ class InferQueue:
             except BaseException as raised:
                 self._errors.append(raised)
             finally:
-                self._free.put(number)
                 with self._changed:
-                    self._pending -= 1
+                    self._runs[number] = None
                     self._changed.notify_all()
 
         return ended
@@ -100,23 +95,35 @@ class InferQueue:
             ShapeError: The dtype or shape of an input is wrong.
         """
         self._begin_in_child()
-        with lent():
-            number = self._free.get()
-        self._userdata[number] = userdata
-        with self._changed:
-            self._pending += 1
+        run = AsyncRun(userdata)
         try:
-            self.requests[number].start_async(inputs)
+            with lent(), self._changed:
+                self._changed.wait_for(lambda: self._claim(run))
+            self.requests[self._runs.index(run)].start(run, inputs, {})
         except BaseException:
-            with self._changed:
-                self._pending -= 1
-            self._free.put(number)
+            self._give_up(run)
             raise
+
+    def _claim(self, run: AsyncRun) -> bool:
+        """Return whether a request is free, which then has this run."""
+        free = None in self._runs
+        if free:
+            self._runs[self._runs.index(None)] = run
+        return free
+
+    def _give_up(self, run: AsyncRun) -> None:
+        """Free the request of a run that has not begun; an interrupt may come at any time."""
+        with self._changed:
+            if run in self._runs:
+                number = self._runs.index(run)
+                if self.requests[number].drop(run):
+                    self._runs[number] = None
+                    self._changed.notify_all()
 
     def is_ready(self) -> bool:
         """Return whether a request is free."""
         self._begin_in_child()
-        return not self._free.empty()
+        return None in self._runs
 
     def wait_all(self) -> None:
         """Wait until all runs have ended.
@@ -127,7 +134,7 @@ class InferQueue:
         """
         self._begin_in_child()
         with lent(), self._changed:
-            self._changed.wait_for(lambda: self._pending == 0)
+            self._changed.wait_for(lambda: not any(self._runs))
         errors, self._errors = self._errors, []
         if len(errors) == 1:
             raise errors[0]

@@ -41,13 +41,25 @@ Callback = Callable[..., Any]
 _callbacks = TaskExecutor("callbacks", threads=None)
 
 
-class _Run:
-    """One asynchronous run: its snapshot, its results or error, and its listeners."""
+class AsyncRun:
+    """One asynchronous run: its snapshot, its results or error, and its listeners.
 
-    __slots__ = ("done", "error", "listeners", "process", "results", "snapshot")
+    Attributes:
+        begun: Whether its first stage has begun; it then ends with the callback.
+        dropped: Whether it must not begin: an interrupt came while it was started.
+        userdata: What an `InferQueue` passes to its callback.
+    """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    __slots__ = (
+        *("begun", "done", "dropped", "error", "listeners", "process", "results", "snapshot"),
+        "userdata",
+    )
+
+    def __init__(self, userdata: Any = None) -> None:
+        """Make a run that is not started."""
+        self.userdata = userdata
+        self.begun = self.dropped = False
+        self.snapshot: Snapshot | None = None
         self.process = os.getpid()
         self.done = threading.Event()
         self.error: BaseException | None = None
@@ -74,7 +86,8 @@ class InferRequest:
         # Identifier of the process in which a run is going on, 0 for none. A forked child inherits
         # the request but not the run.
         self._busy_in = 0
-        self._run: _Run | None = None
+        self._owner: Any = None  # the object that made it busy, known before anything else is done
+        self._run: AsyncRun | None = None
         self._last: tuple[list[Any], Snapshot] | None = None
         self._results: Results | None = None
         self._inputs: dict[str, Any] = {}
@@ -99,19 +112,21 @@ class InferRequest:
             RequestCancelledError: Another thread called `cancel`.
         """
         bound, snapshot = self._bound(inputs, named)
-        self._begin()
-        self._last = bound, snapshot
-        self._run = self._results = None
-        try:
-            values = call_pinned(snapshot, self._run_stages, bound)
-            if self._cancel.wanted:
-                self._refuse_if_cancelled()
-            self._results = results = self.model.wrap(values)
-        except BaseException as error:
-            self._name_in(error)
-            raise
+        try:  # an interrupt may come at any time, also before `_begin` has returned
+            self._begin(bound)
+            self._last = bound, snapshot
+            self._run = self._results = None
+            try:
+                values = call_pinned(snapshot, self._run_stages, bound)
+                if self._cancel.wanted:
+                    self._refuse_if_cancelled()
+                self._results = results = self.model.wrap(values)
+            except BaseException as error:
+                self._name_in(error)
+                raise
         finally:
-            self._busy_in = 0
+            if self._owner is bound:
+                self._owner, self._busy_in = None, 0
         return results
 
     @property
@@ -144,13 +159,13 @@ class InferRequest:
         outputs = self._runner.outputs
         return (bound if outputs is None else separate(bound, outputs)), snapshot
 
-    def _begin(self) -> None:
+    def _begin(self, owner: Any) -> None:
         # The flags are tested here, before the methods are called that test them again, because
         # calls of methods are a large part of a small model's run.
         with self._lock:
             if self._busy_in:
                 self._refuse_if_busy()
-            self._busy_in = os.getpid()
+            self._owner, self._busy_in = owner, os.getpid()
             if self._cancel.wanted:
                 self._cancel.reset()
 
@@ -172,22 +187,51 @@ class InferRequest:
             MissingInputError: An input is missing, or a name is not that of an input.
             ShapeError: The dtype or shape of an input is wrong.
         """
+        self.start(AsyncRun(), inputs, named)
+
+    def start(self, run: AsyncRun, inputs: Any, named: Mapping[str, Any]) -> None:
+        """Start a run; if this raises, the run is dropped, or has begun and ends as usual.
+
+        Args:
+            run: A new run.
+            inputs: As for `start_async`.
+            named: As for `start_async`.
+
+        Raises:
+            RequestError: The request is busy.
+            MissingInputError: An input is missing, or a name is not that of an input.
+            ShapeError: The dtype or shape of an input is wrong.
+        """
         bound, snapshot = self._bound(inputs, named)
-        self._begin()
-        self._last = bound, snapshot
-        run = self._run = _Run(snapshot)
-        self._results = None
+        run.snapshot = snapshot
         try:
+            self._begin(run)
+            self._last = bound, snapshot
+            self._run, self._results = run, None
             self._submit(run, 0, bound)
         except BaseException:
             # Without a task nothing would ever mark the request as free.
-            self._run, self._busy_in = None, 0
+            self.drop(run)
             raise
 
-    def _submit(self, run: _Run, number: int, state: Any) -> None:
+    def drop(self, run: AsyncRun) -> bool:
+        """Return whether a run has not begun, which it then never does."""
+        with self._lock:
+            if run.begun:
+                return False
+            run.dropped = True
+            if self._owner is run:
+                self._owner, self._run, self._busy_in = None, None, 0
+            return True
+
+    def _submit(self, run: AsyncRun, number: int, state: Any) -> None:
         stage: Stage = self._stages[number]
 
         def work() -> None:
+            with self._lock:
+                if run.dropped:
+                    return
+                run.begun = True
             try:
                 self._refuse_if_cancelled()
                 with pinned(run.snapshot):
@@ -204,7 +248,7 @@ class InferRequest:
 
         stage.executor.submit(work)
 
-    def _complete(self, run: _Run) -> None:
+    def _complete(self, run: AsyncRun) -> None:
         self._results = run.results
         # The callback is read while the request is busy; then `set_callback` may replace it.
         callback = self._callback
@@ -217,7 +261,7 @@ class InferRequest:
             except DeviceError:  # no thread can be started for callbacks
                 self._call_back(run, callback)
 
-    def _call_back(self, run: _Run, callback: Callback) -> None:
+    def _call_back(self, run: AsyncRun, callback: Callback) -> None:
         thread = threading.get_ident()
         self._callback_threads.add(thread)
         try:
@@ -233,7 +277,7 @@ class InferRequest:
             self._callback_threads.discard(thread)
             self._release(run)
 
-    def _release(self, run: _Run) -> None:
+    def _release(self, run: AsyncRun) -> None:
         with self._lock:
             run.done.set()
             # `__await__` tests `done` and adds its listener under the same lock, so that none is
@@ -271,7 +315,7 @@ class InferRequest:
             raise run.error
         return run.results
 
-    def _started(self) -> _Run:
+    def _started(self) -> AsyncRun:
         run = self._run
         if run is None:
             raise RequestError(f"{self._label} was not started: call start_async() first")

@@ -27,6 +27,8 @@ _IMPORT_LOCKS: dict[str, Any] = getattr(sys.modules["_frozen_importlib"], "_modu
 _freed: weakref.WeakSet[Any] = weakref.WeakSet()
 _held: list[Any] = []
 _taken: list[Any] = []
+_found_threads = False  # at the last fork of this process
+_had_threads = False  # at the fork that made this process, or an earlier one
 
 
 def free_in_child(lock: _L) -> _L:
@@ -47,8 +49,27 @@ def held_while_forking(lock: _L, *, inner: bool = False) -> _L:
     return lock
 
 
+def parent_had_threads_beside() -> bool:
+    """Return whether PyTorch was loaded when this process was forked, with threads of a library.
+
+    Threads of OpenMP are not Python's. Where threads cannot be counted, the answer is that for any
+    forked process in which PyTorch was loaded.
+    """
+    return _had_threads
+
+
+def _has_threads() -> bool:
+    if "torch" not in sys.modules:
+        return False
+    try:
+        return len(os.listdir("/proc/self/task")) > threading.active_count()
+    except OSError:
+        return True
+
+
 def _before() -> None:
-    global _taken
+    global _taken, _found_threads
+    _found_threads = _has_threads()
     end = time.monotonic() + _IMPORT_TIMEOUT
     while True:
         taken = list(_held)
@@ -81,6 +102,8 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
+    global _had_threads
+    _had_threads = _had_threads or _found_threads
     _release(_taken)
     for lock in list(_freed):
         lock._at_fork_reinit()  # private, but what Python's own modules use

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
+import sys
 import threading
 from collections.abc import Callable
+from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -429,6 +432,27 @@ class Slow(Counting):
         super().start()
         self.begun.set()
         assert self.end.wait(10)
+
+
+class Registered(sg.Device):
+    """A device of an entry point."""
+
+
+REGISTERED = Registered()
+
+
+def test_an_entry_point_names_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object would be a device of the first Core alone."""
+    found = [
+        metadata.EntryPoint(name, f"{__name__}:{value}", "subgraph.devices")
+        for name, value in (("BYCLASS", "Registered"), ("BYOBJECT", "REGISTERED"))
+    ]
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(**globals()))
+    monkeypatch.setattr(metadata, "entry_points", lambda group: found)  # pyright: ignore[reportUnknownLambdaType]
+    for core in (sg.Core(), sg.Core()):
+        assert isinstance(core.device("BYCLASS"), Registered)
+        with pytest.raises(sg.DeviceError, match=r":REGISTERED gives .* must name a class"):
+            core.device("BYOBJECT")
 
 
 def test_a_device_object_starts_once_when_two_cores_start_it_at_the_same_time() -> None:

@@ -72,6 +72,14 @@ def attention(torch: Any) -> Case:
     return torch.nn.functional.scaled_dot_product_attention, (query, key, value)
 
 
+def encoder(torch: Any) -> Case:
+    """Layers that PyTorch traces as one operator each, which ONNX has not."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    hidden = torch.tensor([[False, False, True], [False, False, False]])
+    return lambda x: layers(x, src_key_padding_mask=hidden), (torch.randn(2, 3, 8),)
+
+
 CASES: dict[str, Callable[[Any], Case]] = {
     "sum": lambda t: (lambda a, b: a + 2 * b, (t.randn(3, 5), t.randn(3, 5))),
     "several results": lambda t: (lambda a: (a + 1, [a * 2], {"c": a - 3}), (t.randn(3, 5),)),
@@ -88,7 +96,10 @@ CASES: dict[str, Callable[[Any], Case]] = {
     "float64": lambda t: (lambda a: a.exp(), (t.randn(3, 5).double(),)),
     "bfloat16": lambda t: (lambda a: a + 1, (t.randn(3, 5).bfloat16(),)),
     "half": lambda t: (lambda a: a * 2, (t.randn(3, 5).half(),)),
+    "float8": lambda t: (lambda a: a.float() + 1, (t.ones(3).to(t.float8_e4m3fn),)),
+    "negated on reading": lambda t: (lambda a: a + 1, (t._neg_view(t.ones(3)),)),
     "attention": attention,
+    "encoder": encoder,
     "embedding": embedding,
     "network": lambda t: (small_network(t), (t.randn(2, 3, 8, 8),)),
     "input as result": lambda t: (lambda a: (a, a + 1), (t.randn(3, 5),)),
@@ -130,7 +141,18 @@ def replace_parameter(torch: Any, module: Any) -> None:
     module[4].bias = torch.nn.Parameter(torch.randn(4))
 
 
-@pytest.mark.parametrize("change", [change_in_place, assign_data, load_state, replace_parameter])
+def use_memory_again(torch: Any, module: Any) -> None:
+    address = module[0].weight.data_ptr()
+    for _ in range(20):
+        module[0].weight.data = torch.zeros(1)
+        module[0].weight.data = torch.randn(8, 3, 3, 3)
+        if module[0].weight.data_ptr() == address:  # as is usual
+            break
+
+
+@pytest.mark.parametrize(
+    "change", [change_in_place, assign_data, load_state, replace_parameter, use_memory_again]
+)
 def test_weights_that_change(torch: Any, change: Callable[[Any, Any], None]) -> None:
     module, images = small_network(torch), torch.randn(2, 3, 8, 8)
     compiled = torch.compile(module, backend=sg.torch_backend)
@@ -194,6 +216,98 @@ def test_changes_in_place(torch: Any) -> None:
         assert torch.equal(module.calls, wanted.calls)
 
 
+def test_constants_written_in_place(torch: Any) -> None:
+    def function(a: Any) -> Any:
+        a.view(-1)[0] = 7
+        return a.sum()
+
+    compiled = torch.compile(function, backend=sg.torch_backend)
+    check(torch, lambda: compiled(torch.ones(3, 3)), lambda: function(torch.ones(3, 3)))
+
+
+def views(torch: Any, a: Any) -> Any:
+    return a[1:3], a.T, a.view(-1), a.add_(1)
+
+
+def views_of_a_result(torch: Any, a: Any) -> Any:
+    b = a * 2
+    return b[0], b.T, a + 1
+
+
+def views_of_a_changed_result(torch: Any, a: Any) -> Any:
+    b = (a * 2).add_(3)
+    return b, torch.relu_(b), b[1]
+
+
+@pytest.mark.parametrize("function", [views, views_of_a_result, views_of_a_changed_result])
+def test_results_that_share_memory(torch: Any, function: Callable[..., Any]) -> None:
+    """A change of one of them shows in the others, and in the input."""
+    compiled = torch.compile(function, backend=sg.torch_backend)
+
+    def changed(call: Callable[..., Any], *, of: int) -> Any:
+        a = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+        results = call(torch, a)
+        results[of].fill_(100)
+        return a, results
+
+    for of in range(3):
+        check(torch, lambda of=of: changed(compiled, of=of), lambda of=of: changed(function, of=of))
+
+
+def test_only_views(torch: Any) -> None:
+    compiled, x = torch.compile(lambda a: (a.T, a[0]), backend=sg.torch_backend), torch.ones(3, 3)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        compiled(x)[0].fill_(2)
+    assert torch.equal(x, torch.full((3, 3), 2.0))
+
+
+def test_sizes_as_results(torch: Any) -> None:
+    def function(a: Any) -> Any:
+        return a + 1, a.shape[0], a.shape[0] * 2 + 1
+
+    compiled = torch.compile(function, backend=sg.torch_backend, dynamic=True)
+    for size in (2, 3, 4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            found = compiled(torch.ones(size))
+        assert found[1:] == (size, size * 2 + 1)
+        assert torch.equal(found[0], torch.full((size,), 2.0))
+
+
+def test_changed_input_that_overlaps_with_another(torch: Any) -> None:
+    def function(a: Any, b: Any) -> Any:
+        a.add_(1)
+        return b * 2
+
+    compiled = torch.compile(function, backend=sg.torch_backend)
+
+    def halves() -> Any:
+        both = torch.zeros(6)
+        return both[:3], both[3:]
+
+    check(torch, lambda: compiled(*halves()), lambda: function(*halves()))
+    one = torch.zeros(6)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="changes in place shares memory"):
+        found = compiled(one[:4], one[2:])
+    assert found.tolist() == [2, 2, 0, 0]
+    assert one.tolist() == [1, 1, 1, 1, 0, 0]
+
+
+def test_errors_are_those_of_pytorch(torch: Any) -> None:
+    compiled = torch.compile(lambda a, k: a[k], backend=sg.torch_backend)
+    for _ in range(2):  # the first call of all, and one of a compiled graph
+        with pytest.warns(RuntimeWarning), pytest.raises(IndexError, match="out of bounds"):
+            compiled(torch.ones(3), torch.tensor([0, 5]))
+        compiled = torch.compile(lambda a, k: a[k], backend=sg.torch_backend)
+        check(torch, compiled, lambda a, k: a[k], torch.ones(3), torch.tensor([0, 2]))
+
+
+def test_mode(torch: Any) -> None:
+    compiled = torch.compile(lambda a: a + 1, backend=sg.torch_backend, mode="reduce-overhead")
+    check(torch, compiled, lambda a: a + 1, torch.ones(3))
+
+
 def differentiated(torch: Any) -> Case:
     return small_network(torch), (torch.randn(2, 3, 8, 8),)
 
@@ -203,7 +317,11 @@ def training(torch: Any) -> Case:
 
 
 def random(torch: Any) -> Case:
-    return lambda a: a + torch.rand(99), (torch.ones(99),)
+    return lambda a: a + 1e-3 * torch.rand(99), (torch.ones(99),)
+
+
+def complex_input(torch: Any) -> Case:
+    return lambda a: a * 2, (torch.ones(3, dtype=torch.complex64),)
 
 
 def complex_result(torch: Any) -> Case:
@@ -217,7 +335,8 @@ def not_in_onnx(torch: Any) -> Case:
 REASONS: dict[Callable[[Any], Case], str] = {
     differentiated: "it is differentiated",
     training: "differs from PyTorch's",
-    random: "differs from PyTorch's",
+    random: r"random numbers \(RandomUniform",
+    complex_input: "an input is complex",
     complex_result: "a result is torch.float32",
     not_in_onnx: "linalg_eigh|eigvalsh",
 }
@@ -232,6 +351,13 @@ def test_pytorch_runs_the_rest(torch: Any, make: Callable[[Any], Case]) -> None:
         found = compiled(*args)
     torch.manual_seed(1)
     torch.testing.assert_close(found, function(*args))
+
+
+def test_number_that_differs_between_calls(torch: Any) -> None:
+    compiled = torch.compile(lambda a, n: a * n, backend=sg.torch_backend)
+    check(torch, compiled, lambda a, n: a * n, torch.ones(2), 3)
+    with pytest.warns(RuntimeWarning, match="the number .* differs between calls: pass a tensor"):
+        assert compiled(torch.ones(2), 5).tolist() == [5, 5]
 
 
 def test_pytorch_runs_what_is_not_on_the_processor(torch: Any) -> None:
@@ -338,6 +464,12 @@ def test_module_that_raises(torch: Any) -> None:
 def test_function_is_refused(torch: Any) -> None:
     with pytest.raises(ModelError, match=r"takes a torch\.nn\.Module, got builtin_function"):
         sg.from_torch(torch.sin, (torch.ones(2),))
+
+
+def test_old_pytorch(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.5.1+cpu"))
+    with pytest.raises(ModelError, match=r"need PyTorch 2\.\d+ or newer, 2\.5\.1.*pip install"):
+        sg.from_torch(torch.nn.ReLU(), (torch.ones(2),))
 
 
 def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

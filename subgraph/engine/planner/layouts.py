@@ -174,7 +174,8 @@ class LayoutAssigner:
         """Return the inputs of a node, images among them in blocked layout.
 
         An image has the rank of the result and is not constant. Filters of a convolution that are
-        computed at run time have that rank as well, but stay in plain layout. Values in the layout
+        computed at run time have that rank as well, but stay in plain layout; those of QLinearConv,
+        input 3, are refused by its rule if they are not constant. Values in the layout
         "bfloat16" stay as they are if the rule ``keeps`` them.
         """
         rank = len(result.shape or ())

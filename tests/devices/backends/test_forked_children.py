@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.backends import ON_CARDS, PACKAGES, installed
+from tests.support.backends import ON_CARDS, PACKAGES, installed, unusable
 
 SCRIPT = """
 import sys
@@ -47,5 +47,31 @@ assert (model([array])[0] == 64).all()
 def test_a_forked_child_does_not_wait_for_threads_of_its_parent(device: str) -> None:
     """GNU's OpenMP, in PyTorch and oneDNN, waits for them without end."""
     command = [sys.executable, "-c", SCRIPT, device]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+OUTSIDE = """
+import numpy as np
+import torch
+import subgraph as sg
+from subgraph import ops
+from tests.support.children import in_child
+
+torch.set_num_threads(4)
+torch.randn(1000, 1000).exp()  # by threads of OpenMP
+x = sg.input("x", (600, 64))
+graph = sg.Graph([x], [ops.Tanh(ops.Relu(x))])
+
+def check():
+    sg.compile_model(graph, "TORCH", {"RUNTIME_FALLBACK": False})(np.ones((600, 64), np.float32))
+
+in_child(check, seconds=60)
+"""
+
+
+@pytest.mark.skipif(bool(unusable("TORCH")), reason="PyTorch cannot be used")
+def test_a_forked_child_of_a_user_of_pytorch() -> None:
+    command = [sys.executable, "-c", OUTSIDE]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -72,16 +72,23 @@ def test_endless_pixels_reach_the_bins_that_take_them_alone() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_regions_of_nowhere_stay_inside_memory() -> None:
+@pytest.mark.parametrize("device", ["REFERENCE", *DEVICES])
+@pytest.mark.parametrize("ratio", [0, 2])
+@pytest.mark.parametrize("mode", ["half_pixel", "output_half_pixel"])
+def test_regions_that_are_not_finite_are_an_error(mode: str, ratio: int, device: str) -> None:
+    """CPU gave 0 for most of them."""
     x = np.ones((1, 2, 4, 4), np.float32)
-    regions = np.array([[np.nan] * 4, [-1e30, -1e30, 1e30, 1e30], [3, 3, 1, 1]], np.float32)
-    inputs = [sg.input("x", x.shape), sg.input("r", regions.shape), sg.input("i", (3,), "int64")]
-    made = ops.RoiAlign(*inputs, output_height=2, output_width=2, sampling_ratio=2)
-    for device in DEVICES:
-        results = sg.compile_model(sg.Graph(inputs, [made]), device)(
-            [x, regions, np.zeros(3, np.int64)]
-        )
-        assert results[0].shape == (3, 2, 2, 2)
+    inputs = [sg.input("x", x.shape), sg.input("r", (2, 4)), sg.input("i", (2,), "int64")]
+    options: dict[str, Any] = {"sampling_ratio": ratio, "coordinate_transformation_mode": mode}
+    model = sg.compile_model(sg.Graph(inputs, [ops.RoiAlign(*inputs, **options)]), device)
+    usual = [3.0, 3.0, 1.0, 1.0]
+    nowhere = [[np.nan] * 4, [-1e30, -1e30, 1e30, 1e30], [np.inf] * 4]
+    for at, value in ((0, np.inf), (1, np.nan), (1, -np.inf), (2, -np.inf), (3, np.inf)):
+        nowhere.append([*usual[:at], value, *usual[at + 1 :]])
+    for region in nowhere:
+        regions = np.array([usual, region], np.float32)
+        with pytest.raises(sg.ShapeError, match=r"RoiAlign_0.*rois"):
+            model([x, regions, np.zeros(2, np.int64)])
 
 
 @pytest.mark.parametrize("device", ["REFERENCE", *DEVICES])

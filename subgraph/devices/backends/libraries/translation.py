@@ -13,7 +13,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType
-from subgraph.system.forking import free_in_child
+from subgraph.system.forking import free_in_child, parent_had_threads_beside
 
 _MAX_SHAPES = 16  # sets of input shapes whose programs a model caches
 Shapes = tuple[tuple[int, ...], ...]
@@ -160,7 +160,8 @@ def openmp_threads(wanted: int) -> int:
     global _openmp_process
     process = os.getpid()
     _openmp_process = _openmp_process or process
-    return wanted if process == _openmp_process else 1
+    alone = process != _openmp_process or parent_had_threads_beside()
+    return 1 if alone else wanted
 
 
 def writable_view(array: Array) -> Array:

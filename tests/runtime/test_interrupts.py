@@ -1,0 +1,80 @@
+"""An interrupt at any time of the start of a run loses no request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dis import opname
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.runtime import infer_queue, infer_request
+
+FILES = (infer_queue.__file__, infer_request.__file__)
+X = np.ones(3, np.float32)
+
+
+def interrupted_at(call: Callable[[], object], count: int) -> bool:
+    """Make a call with an interrupt at its ``count``-th chance in `FILES`; False: there is none.
+
+    Python looks for signals at the start of a function and after a call.
+    """
+    left = count
+    previous: dict[FrameType, str] = {}
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        # Of this thread; the code that gives requests back is not interrupted a second time.
+        if frame.f_code.co_filename not in FILES or frame.f_code.co_name in ("_give_up", "drop"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= previous.get(frame, "CALL").startswith(("CALL", "RESUME"))
+            previous[frame] = opname[frame.f_code.co_code[frame.f_lasti]]
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys._getframe().f_trace_opcodes = True  # for Python 3.12, which else begins too late
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.fixture(scope="module")
+def model() -> sg.CompiledModel:
+    x = sg.input("x", (3,))
+    return sg.compile_model(sg.Graph([x], [ops.Add(x, x)]), "REFERENCE")
+
+
+@pytest.mark.parametrize("kind", ["queue", "start_async", "infer"])
+def test_an_interrupt_loses_no_request(model: sg.CompiledModel, kind: str) -> None:
+    queue, request = sg.InferQueue(model, 1), model.create_infer_request()
+    calls: dict[str, Callable[[], object]] = {
+        "queue": lambda: queue.start_async(X),
+        "start_async": lambda: request.start_async(X),
+        "infer": lambda: request.infer(X),
+    }
+    count = 1
+    while interrupted_at(calls[kind], count):
+        if kind == "queue":
+            queue.wait_all()
+            assert queue.is_ready(), f"lost by an interrupt before chance {count}"
+        else:
+            if request.is_busy:  # the run had begun
+                request.wait(10)
+            assert request.infer(X)[0].tolist() == [2, 2, 2]
+        count += 1
+    assert count > 10
+    queue.wait_all()
