@@ -297,7 +297,7 @@ class Graph:
         self.doc = ""
         self.captures = ()
         self.attrs = {}
-        self.opsets = dict(opsets)
+        self.opsets = {**opsets}
         self.metadata = {}
         self._by_name = None
         self._output_set = _NO_OUTPUTS
@@ -573,7 +573,7 @@ def copy_nodes(
         owner: The graph that will have all the copies, in this order; uses are listed. None: the
             copies are in no graph yet, and uses are not listed.
     """
-    known = values.get
+    known: Callable[[Any], Value | None] = values.get
     new_node, new_value = Node.__new__, Value.__new__
     copies: list[Node] = []
     for node in nodes:
@@ -590,7 +590,7 @@ def copy_nodes(
         copy.metadata = dict(node.metadata) if node.metadata else None
         inputs: list[Value | None] = []
         for value in node.inputs:
-            made = None if value is None else known(value)
+            made = known(value)
             if made is None and value is not None:
                 if source is not None:
                     made = source(value)

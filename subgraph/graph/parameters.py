@@ -413,7 +413,10 @@ def collect_parameters(
         ModelError: Two different parameters have the same name.
     """
     found: dict[str, Parameter] = ParameterTable()
-    used: list[Parameter] = [v.parameter for v in values if v.parameter is not None]
+    used: list[Parameter] = []
+    for value in values:
+        if value.parameter is not None:
+            used.append(value.parameter)
     for node in nodes:
         if node.attrs:
             for body in node.bodies:

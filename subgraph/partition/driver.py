@@ -386,7 +386,7 @@ def _run(
     options: Options,
 ) -> Run:
     names = driver.work.names
-    region = array("i", [-1]) * len(names)
+    region = [-1] * len(names)
     for number, proposal in enumerate(found.regions):
         for member in proposal.members:
             region[member] = number
@@ -400,7 +400,7 @@ def _run(
         max_subgraphs=_cap(owner, options),
         names=names,
         via=found.via,
-        region=region,
+        region=array("i", region),
         given_up=found.given_up,
         filtered=found.filtered,
         dropped=driver.dropped,

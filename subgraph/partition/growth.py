@@ -72,7 +72,6 @@ class Growth:
                     answers[k] = 1
                     via[other] = node
                 else:
-                    answers[k] = 0
                     refuse((other, method, node, answer))
             count = run()
         return search.grown()

@@ -195,7 +195,9 @@ def _default_node(subgraph: Graph, inputs: Sequence[Value]) -> Node:
     node.inputs = tuple(inputs)
     outputs: list[Value] = []
     for inner in subgraph.outputs:
-        outputs.append(Value(inner.name, inner.type, producer=node))
+        value = Value(inner.name, inner.type)
+        value.producer = node
+        outputs.append(value)
     node.outputs = tuple(outputs)
     return node
 

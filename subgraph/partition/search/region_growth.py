@@ -116,6 +116,7 @@ def _ask(
         neighbour = neighbours[edge]
         if not growth.state[neighbour] and graph.free[neighbour] and not growth.barred[neighbour]:
             message.asked[growth.ask_count] = neighbour
+            message.answers[growth.ask_count] = 0
             growth.ask_count += 1
 
 

@@ -118,8 +118,8 @@ class Search:
 
         Returns:
             The number of neighbours in ``asked``: producers or consumers of node ``command[1]``, as
-            ``command[2]`` says. The caller writes 1 into ``answers`` for each to which the region
-            may grow, else 0, and calls `run`, which returns the next number; 0 at the end.
+            ``command[2]`` says. Their ``answers`` are 0; the caller writes 1 for each to which the
+            region may grow, and calls `run`, which returns the next number; 0 at the end.
         """
         count = self._do(operations.GROW, start)
         self.command[0] = operations.ANSWER

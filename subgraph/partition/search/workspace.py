@@ -5,9 +5,8 @@ Node k is ``graph.nodes[k]``, so numbers are a topological order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, repeat
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -44,16 +43,19 @@ class Workspace:
 
 
 def _edges(nodes: Sequence[Node]) -> Edges:
-    """Return the edges between nodes; loops over nodes run in C to be fast."""
+    """Return the edges between nodes."""
     count = len(nodes)
-    outputs = list(map(attrgetter("outputs"), nodes))
-    inputs = [node.inputs + node.captures for node in nodes]
-    makers = np.repeat(np.arange(count), np.fromiter(map(len, outputs), np.int64, count))
-    maker = dict(zip(chain.from_iterable(outputs), makers.tolist(), strict=True))
-    users = np.repeat(np.arange(count), np.fromiter(map(len, inputs), np.int64, count))
-    sources = np.fromiter(map(maker.get, chain.from_iterable(inputs), repeat(-1)), np.int64)
-    real = sources >= 0
-    pairs = users[real] * count + sources[real]
+    number_of: Callable[[Any], int | None] = dict(zip(nodes, range(count), strict=True)).get
+    users: list[int] = []
+    producers: list[int] = []
+    for user, node in enumerate(nodes):
+        for value in node.inputs + node.captures:
+            if value is not None:
+                producer = number_of(value.producer)
+                if producer is not None:
+                    users.append(user)
+                    producers.append(producer)
+    pairs = np.array(users, np.int64) * count + np.array(producers, np.int64)
     ordered = np.sort(pairs)
     if (ordered[1:] == ordered[:-1]).any():  # rare, and finding the first of each takes longer
         _, first = np.unique(pairs, return_index=True)
