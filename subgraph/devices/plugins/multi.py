@@ -9,11 +9,12 @@ distributed over all devices again.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import IO, Any
+from weakref import WeakSet
 
 import attrs
 
@@ -233,35 +234,23 @@ class _Load:
         self.any_open = False
         self._owner = owner
         self._models = list(models)
-        self._count = dict.fromkeys(models, 0)
+        # Counted from the runners that live, so that no error or interrupt leaves a wrong number.
+        self._runners: WeakSet[_MultiRunner] = WeakSet()
         self._breakers = {model: Breaker(options) for model in models}
-        # Reentrant: a runner may be collected, and call `release`, while its thread has the lock.
         self._lock = free_in_child(threading.RLock())
         self._reference = DefaultSubgraphOp(source)
 
-    def assign(self, old: CompiledModel | None = None) -> CompiledModel:
-        """Assign a request to the device with the least load and return its model.
-
-        Args:
-            old: The model to which the request was assigned before; None for a new request.
-        """
+    def assign(self, runner: _MultiRunner) -> None:
+        """Assign a new request to the device with the least load."""
         with self._lock:
-            if old is not None:
-                self._count[old] -= 1
-            model = min(self.usable(), key=lambda m: self._count[m] / m.optimal_requests)
-            self._count[model] += 1
-            return model
+            runner.model = self.least_loaded(runner)
+            self._runners.add(runner)
 
-    def move(self, old: CompiledModel, new: CompiledModel) -> None:
-        """Assign a request to another model."""
+    def least_loaded(self, runner: _MultiRunner) -> CompiledModel:
+        """Return the model with the fewest requests besides that of ``runner``."""
         with self._lock:
-            self._count[old] -= 1
-            self._count[new] += 1
-
-    def release(self, model: CompiledModel) -> None:
-        """Record that a request of a model has ended."""
-        with self._lock:
-            self._count[model] -= 1
+            count = Counter(other.model for other in self._runners if other is not runner)
+        return min(self.usable(), key=lambda m: count[m] / m.optimal_requests)
 
     def usable(self) -> list[CompiledModel]:
         """Return the models with a closed breaker, in order of priority; all if there is none."""
@@ -336,18 +325,24 @@ class _Load:
 
 
 class _MultiRunner(Runner):
-    """Runs one request on its assigned device, and on the next one after a failure."""
+    """Runs one request on its assigned device, and on the next one after a failure.
+
+    Attributes:
+        model: The model of the device.
+    """
+
+    model: CompiledModel
 
     def __init__(self, load: _Load, cancel: Cancel) -> None:
         super().__init__(cancel)
         self._load = load
         self._changes = load.changes
-        self._model = load.assign()
+        load.assign(self)
         # Devices that could not open a runner, recorded as failures by the first run.
         self._failed: list[tuple[CompiledModel, Exception]] = []
         # A device that is out of memory for one more request must not keep the request from the
         # others.
-        for model in load.candidates(self._model):
+        for model in load.candidates(self.model):
             try:
                 self._runner = model.create_runner(cancel)
             except Exception as error:
@@ -355,23 +350,21 @@ class _MultiRunner(Runner):
                     raise
                 self._failed.append((model, error.with_traceback(None)))
                 continue
-            load.move(self._model, model)
-            self._model = model
+            self.model = model
             return
         raise self._failed[-1][1]
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        load, first = self._load, self._model
+        load, first = self._load, self.model
         if load.changes != self._changes:  # the usable devices have changed
             self._changes = load.changes
-            first = load.assign(self._model)
-            load.move(first, self._model)  # the request counts for the new device after a run there
+            first = load.least_loaded(self)  # it counts for the new device after a run there
         if load.any_open:
             first = load.to_retry() or first
         failed, self._failed = self._failed, []
-        if first is self._model:
+        if first is self.model:
             try:
-                results = self._checked(self._model, self._runner, inputs)
+                results = self._checked(self.model, self._runner, inputs)
             except Exception as error:
                 if not self._may_move(error):
                     raise
@@ -394,7 +387,7 @@ class _MultiRunner(Runner):
                 continue
             try:
                 runner = self._runner
-                if model is not self._model:
+                if model is not self.model:
                     # Sessions of the other device would keep its memory; if the run fails there,
                     # the old list is restored.
                     self.cancel.sessions = []
@@ -407,9 +400,8 @@ class _MultiRunner(Runner):
                     raise
                 failed.append((model, error))
                 continue
-            if model is not self._model:  # frees the request's memory on the other device
-                self._load.move(self._model, model)
-                self._model, self._runner = model, runner
+            # Another runner frees the request's memory on the other device.
+            self.model, self._runner = model, runner
             self._note(failed)
             return results
         *others, (_, last) = failed
@@ -438,15 +430,10 @@ class _MultiRunner(Runner):
 
     def _note(self, failed: Sequence[tuple[CompiledModel, Exception]]) -> None:
         for model, error in failed:
-            self._load.failed(model, error, self._model.device)
+            self._load.failed(model, error, self.model.device)
 
     def sessions(self) -> dict[str, Session]:
         return self._runner.sessions()
 
     def profile(self) -> list[ProfileEntry]:
         return self._runner.profile()
-
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        model = getattr(self, "_model", None)
-        if model is not None and not _ending():  # see `CompiledModel.__del__`
-            self._load.release(model)
