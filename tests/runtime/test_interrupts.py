@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from dis import opname
@@ -13,9 +14,11 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.devices.plugins import multi
 from subgraph.runtime import infer_queue, infer_request
+from subgraph.runtime.cancel import Cancel
 
-FILES = (infer_queue.__file__, infer_request.__file__)
+FILES = (infer_queue.__file__, infer_request.__file__, multi.__file__)
 X = np.ones(3, np.float32)
 
 
@@ -78,3 +81,17 @@ def test_an_interrupt_loses_no_request(model: sg.CompiledModel, kind: str) -> No
         count += 1
     assert count > 10
     queue.wait_all()
+
+
+def test_an_interrupt_leaves_no_load_behind() -> None:
+    """A request of MULTI that an interrupt ends at its creation is not counted for its device."""
+    x = sg.input("x", (3,))
+    model = sg.compile_model(sg.Graph([x], [ops.Add(x, x)]), "MULTI:REFERENCE,CPU")
+    count = 1
+    while interrupted_at(model.create_infer_request, count):
+        gc.collect()  # the frames of the interrupted call, which `interrupted_at` noted
+        runner: Any = model.create_runner(Cancel())
+        assert runner.model.device == "REFERENCE", f"interrupt before chance {count}"
+        del runner
+        count += 1
+    assert count > 10

@@ -40,23 +40,6 @@ def test_multi_spreads_requests(devices: Any) -> None:
         np.testing.assert_array_equal(each, expected(seven())[0])
 
 
-def test_an_interrupt_leaves_no_load_behind(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request whose creation an interrupt ends is not counted for its device."""
-    core, a, b = devices
-    a.takes = None
-    model = core.compile_model(seven(), "MULTI:A,B")
-
-    def interrupted(_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model.models[0], "create_runner", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            model.create_infer_request()
-    model.create_infer_request().infer(X)
-    assert (a.runs, b.runs) == (1, 0)
-
-
 def test_multi_goes_on_without_a_lost_device(devices: Any, caplog: Any) -> None:
     core, a, b = devices
     a.takes = None
