@@ -293,7 +293,7 @@ def test_a_detector_whose_numbers_vary(device: str) -> None:
 
 def test_the_pass_pads_the_operators_that_have_a_padded_form() -> None:
     from subgraph.ops.selection.padded import TRIMMED
-    from subgraph.passes.simplify import pad_dynamic_outputs
+    from subgraph.passes.shapes import pad_dynamic_outputs
 
     assert set(vars(pad_dynamic_outputs)["_OPERATORS"]) == set(TRIMMED)
 
