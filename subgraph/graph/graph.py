@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from subgraph.errors import ModelError, require_type
 from subgraph.graph.arguments import as_items, check_types
@@ -573,7 +573,7 @@ def copy_nodes(
         owner: The graph that will have all the copies, in this order; uses are listed. None: the
             copies are in no graph yet, and uses are not listed.
     """
-    known: Callable[[Any], Value | None] = values.get
+    known = cast(Callable[[Value | None], Value | None], values.get)
     new_node, new_value = Node.__new__, Value.__new__
     copies: list[Node] = []
     for node in nodes:

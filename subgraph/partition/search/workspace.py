@@ -6,7 +6,7 @@ Node k is ``graph.nodes[k]``, so numbers are a topological order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import attrs
 import numpy as np
@@ -45,7 +45,8 @@ class Workspace:
 def _edges(nodes: Sequence[Node]) -> Edges:
     """Return the edges between nodes."""
     count = len(nodes)
-    number_of: Callable[[Any], int | None] = dict(zip(nodes, range(count), strict=True)).get
+    numbers = dict(zip(nodes, range(count), strict=True))
+    number_of = cast(Callable[[Node | None], int | None], numbers.get)
     users: list[int] = []
     producers: list[int] = []
     for user, node in enumerate(nodes):
