@@ -2,7 +2,7 @@
 
 usage: python benchmarks/batches.py MODEL.onnx ... [--sizes 1,4,16] [--precision bfloat16]
 
-Models exported for one batch are reshaped. All run in turn in one process with one thread; the
+Models exported for one batch are reshaped. All alternate in one process with one thread; the
 table has medians. ONNX Runtime computes in float32 always.
 """
 
@@ -17,12 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import onnxruntime
-import openvino
 from rich.console import Console
 from rich.table import Table
 
 import subgraph as sg
+from subgraph.tools.bench_worker import onnxruntime, openvino
 from subgraph.tools.cli_inputs import input_arrays
 
 RUNNERS = ("CPU", "BATCH", "ONNX Runtime", "OpenVINO")
@@ -43,21 +42,16 @@ def runners(graph: sg.Graph, size: int, precision: str) -> dict[str, Callable[[]
         name.partition(":")[0]: partial(model, arrays) for name, model in models.items()
     }
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder, "model.onnx"))
+        path = Path(folder, "model.onnx")
         sg.save(graph, path)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(path, options)
-        hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
-        hints["INFERENCE_PRECISION_HINT"] = "bf16" if precision == "bfloat16" else "f32"
-        request = openvino.Core().compile_model(path, "CPU", hints).create_infer_request()
-    found["ONNX Runtime"] = lambda: session.run(None, arrays)
-    found["OpenVINO"] = lambda: request.infer(arrays, share_inputs=True)
+        name = "bf16" if precision == "bfloat16" else "f32"
+        found["ONNX Runtime"] = onnxruntime(path, 1, arrays, "ALL")
+        found["OpenVINO"] = openvino(path, 1, arrays, name)
     return found
 
 
 def medians(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Return the median seconds of each function; they are called in turn."""
+    """Return the median seconds of each function; they are called alternately."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():  # the first calls make plans and touch memory
         call()

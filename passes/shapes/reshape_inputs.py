@@ -1,8 +1,8 @@
 """The pass "ReshapeInputs", and `reshape`: a model for inputs of other sizes, or of any size.
 
 An exported model often holds the sizes of its example inputs as constants, for example the batch
-size 1 in the target of a Reshape. `subgraph.passes.shapes.baked_sizes` finds them and replaces them
-by forms that follow the inputs.
+size 1 in the target of a Reshape. `subgraph.passes.shapes.constant_sizes` finds them and replaces
+them by forms that follow the inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from subgraph.operators.type_inference import Inference
 from subgraph.system.registry import nearest
 from subgraph.transform.pass_manager import apply_pass, register_pass
 
-from .baked_sizes import adapted
+from .constant_sizes import adapted
 
 Shapes = Mapping[str, Iterable[Dim] | int | str]
 _log = logging.getLogger("subgraph")

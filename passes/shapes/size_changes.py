@@ -2,7 +2,7 @@
 
 Each rule looks at one node, a `Site`, typed for the present sizes and for others, and returns how
 the node is replaced (a `Change`), or None if it need not or cannot be. Sizes that change are
-multiplied by primes (see `subgraph.passes.shapes.baked_sizes`).
+multiplied by primes (see `subgraph.passes.shapes.constant_sizes`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import attrs
 import numpy as np
 
+from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import Array
+from subgraph.graph.types import Array, TensorType, ValueType
+from subgraph.operators.inference import infer_types
 from subgraph.passes.patterns import part_of
 
 Sizes = tuple[int, ...]
@@ -128,9 +130,8 @@ def _reshape(site: Site) -> Change | None:
         return None
     if 0 in before or 0 in after:
         return None
-    zero_stays = bool(site.node.attrs.get("allowzero", 0))
-    sizes = [int(size) for size in stated.ravel()]
-    target = _resolved(sizes, before, zero_stays)
+    stated = stated.astype(np.int64)
+    target = _resolved(site, stated, before)
     if target is None:
         return None
     found, shape = list[Size](target), list(target)
@@ -148,7 +149,7 @@ def _reshape(site: Site) -> Change | None:
                 return None  # two unknown sizes of one group
             held = math.prod(target[j] for j in results if j != k)
             found[k] = ((same[0],), 1, 1) if same else (tuple(axes), 1, held)
-    if tuple(shape) == _resolved(sizes, after, zero_stays):
+    if tuple(shape) == _resolved(site, stated, after):
         return None
     return _NewTarget(tuple(shape), found)
 
@@ -173,18 +174,20 @@ def _scale(shape: list[int], results: list[int], total: int, bases: Mapping[int,
             shape[(exact or multiples or results)[0]] *= prime
 
 
-def _resolved(target: Sequence[int], shape: Sizes, zero_stays: bool) -> Sizes | None:
-    """Return the shape that a Reshape's target stands for; None if it does not fit."""
-    sizes = list(target)
-    for k, size in enumerate(target):
-        if size == 0 and not zero_stays:
-            if k >= len(shape):
-                return None
-            sizes[k] = shape[k]
-    total, others = math.prod(shape), math.prod(size for size in sizes if size != -1)
-    if -1 in sizes and others:
-        sizes[sizes.index(-1)] = total // others
-    return tuple(sizes) if math.prod(sizes) == total and min(sizes, default=0) >= 0 else None
+def _resolved(site: Site, target: Array, shape: Sizes) -> Sizes | None:
+    """Return the shape of a Reshape's result for a shape of its input; None if they do not fit."""
+    types = [TensorType("float32", shape), TensorType("int64", target.shape)]
+    try:
+        return static_shape(infer_types(site.node, types, [None, target])[0])
+    except ShapeError:
+        return None
+
+
+def static_shape(type_: ValueType | None) -> Sizes | None:
+    """Return a shape of numbers; None if the type has none."""
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return None
+    return cast(Sizes, type_.shape)
 
 
 def _groups(before: Sizes, after: Sizes, target: Sizes) -> list[_Group]:

@@ -214,6 +214,14 @@ def test_sizes_of_a_resize() -> None:
     assert results(reshaped, [floats(2, 3, 8, 6)])[0].shape == (2, 3, 8, 6)
 
 
+def test_sizes_that_are_computed_stay_as_they_are() -> None:
+    """They follow the input already, though they are known while the graph is typed."""
+    x = sg.input("x", shape=(1, 3, 4, 4))
+    first = ops.Gather(ops.Shape(x), numbers("at", 0, 1))
+    sizes = ops.Concat(first, numbers("hw", 8, 8), axis=0)
+    check_batch(sg.Graph([x], [ops.Resize(x, None, None, sizes, mode="nearest")]))
+
+
 def test_expand_keeps_a_changed_size() -> None:
     x = sg.input("x", shape=(1, 4, 1))
     check_batch(sg.Graph([x], [ops.Expand(x, numbers("to", 1, 4, 3))]))

@@ -2,10 +2,10 @@
 
 "BATCH:CPU(16)" compiles the model for batches of any size. A request that comes while the device
 is free runs at once. Those that come meanwhile wait, and then run together, up to 16 rows. A
-request of more rows is divided. A batch pays where a run reads many weights for few results, as in
-decoders and fully connected layers, and costs time where the values between two layers do not fit
-into the caches. Without a number the size is the one with the least time for a row, measured when
-the model is compiled.
+request of more rows is divided. The time of a row falls with the batch where a run reads many
+weights for few results, as in decoders and fully connected layers, and grows where the values
+between two layers do not fit into the caches. Without a number the size is the one with the least
+time for a row, measured when the model is compiled.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from subgraph.system.forking import free_in_child
 _log = logging.getLogger("subgraph")
 _BATCH = "batch"  # the name of the first dimension
 _SIZES = (1, 2, 4, 8, 16, 32, 64)  # that are measured
-# Seconds of a run after which no larger size is measured, and the gain for which one is chosen
-# (estimates).
+# Seconds of a run after which no larger size is measured, and the part of the time of a row that a
+# larger size must save (estimates).
 _MEASURED_SECONDS = 0.3
-_WORTH = 0.9
+_LEAST_GAIN = 0.1
 _HANDOVER = 25e-6  # seconds by which a run of many threads waits and wakes (measured)
 # Largest difference of results in a batch from those of a row alone, relative to the largest
 # element: products in bfloat16 differ by 0.01 (measured); mixed rows by about 1.
@@ -103,8 +103,7 @@ class BatchDevice(VirtualDevice):
         (device,) = listed.devices
         flexible = _with_batch(graph)
         model = self.known_core.compile_model(flexible, device.name, listed.config_of(device))
-        _, size = _device_and_size(listed.options.DEVICE_PRIORITIES)
-        return BatchModel(flexible, model, size or _best_size(flexible, model), listed.options)
+        return BatchModel(flexible, model, listed.options)
 
     def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
         """Import the device's model.
@@ -118,10 +117,7 @@ class BatchDevice(VirtualDevice):
         (device,) = listed.devices
         options = {**(listed.config_of(device) or {}), ALLOW_RECOMPILE: config[ALLOW_RECOMPILE]}
         model = import_model(device, next(iter(parts.values())), options)
-        _, size = _device_and_size(listed.options.DEVICE_PRIORITIES)
-        return BatchModel(
-            model.graph, model, size or _best_size(model.graph, model), listed.options
-        )
+        return BatchModel(model.graph, model, listed.options)
 
     def request_range(self) -> tuple[int, int, int]:
         """Return the range up to two of the largest measured batches."""
@@ -178,7 +174,7 @@ def _best_size(graph: Graph, model: CompiledModel) -> int:
         seconds[size] = min(seconds[size], _seconds(model, batches[size]))
     seconds = {k: each / k + (_HANDOVER if k > 1 else 0) for k, each in seconds.items()}
     least = min(seconds.values())
-    return next(size for size, each in seconds.items() if each * _WORTH <= least)
+    return next(size for size, each in seconds.items() if each * (1 - _LEAST_GAIN) <= least)
 
 
 def _seconds(model: CompiledModel, arrays: Mapping[str, Array]) -> float:
@@ -194,17 +190,16 @@ class BatchModel(CompiledModel):
         model: The device's model.
     """
 
-    def __init__(
-        self, graph: Graph, model: CompiledModel, size: int, options: BatchOptions
-    ) -> None:
-        """Join the requests of a model.
+    def __init__(self, graph: Graph, model: CompiledModel, options: BatchOptions) -> None:
+        """Join the requests of a model, in batches of the stated size or of the best one.
 
         Args:
             graph: The graph, whose inputs and outputs have a batch dimension of any size.
             model: The device's model of it.
-            size: Rows of the largest batch.
             options: Options of BATCH.
         """
+        _, size = _device_and_size(options.DEVICE_PRIORITIES)
+        size = size or _best_size(graph, model)
         listed = f"{model.device}({size})"
         super().__init__(
             graph.clone(),
@@ -254,13 +249,13 @@ class _BatchRunner(Runner):
 
 @attrs.define(eq=False)
 class _Waiting:
-    """A run that waits for its turn.
+    """A run of one request.
 
     Attributes:
         inputs: Its arrays.
         rows: Their number of rows.
         key: Runs of equal keys may be joined; None: it runs alone.
-        turn: Set when the run has ended, or when its thread has to run a batch.
+        wake: Set when the run has ended, or when its thread has to run a batch.
         leads: Whether its thread has to run a batch.
         results: Its results, once it has ended.
         error: Its error.
@@ -269,7 +264,7 @@ class _Waiting:
     inputs: Sequence[Any]
     rows: int
     key: tuple[Any, ...] | None
-    turn: threading.Event = attrs.field(factory=threading.Event)
+    wake: threading.Event = attrs.field(factory=threading.Event)
     leads: bool = False
     results: Sequence[Any] | None = None
     error: Exception | None = None
@@ -348,7 +343,7 @@ class _Batches:
     def _wait(self, mine: _Waiting) -> None:
         """Wait until a run has ended or its thread has to lead."""
         try:
-            mine.turn.wait()
+            mine.wake.wait()
         except BaseException:  # an interrupt: the others must not wait for this thread
             with self._lock:
                 if mine in self._waiting:
@@ -373,7 +368,7 @@ class _Batches:
                 self._waiting.extendleft(run for run in batch[:0:-1] if run not in ended)
                 self._pass_on()
             for run in ended:
-                run.turn.set()
+                run.wake.set()
 
     def _take(self, batch: list[_Waiting]) -> None:
         """Move waiting runs that fit into the batch of its first run."""
@@ -390,7 +385,7 @@ class _Batches:
         if self._waiting:
             following = self._waiting.popleft()
             following.leads = True
-            following.turn.set()
+            following.wake.set()
         else:
             self._free += 1
 

@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import attrs
 
@@ -24,7 +24,7 @@ from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.shape_values import is_partial
 from subgraph.operators.type_inference import Inference, infer_graph
 
-from .size_changes import RULES, Change, Site, Sizes
+from .size_changes import RULES, Change, Site, Sizes, static_shape
 
 _FIRST_PRIME = 10007  # larger than most sizes, so that it divides none by chance
 # Operators that take or replace elements by number.
@@ -137,7 +137,7 @@ class _Primes:
 
     def text(self, message: str) -> str:
         """Return a message with the new dimensions for the primes, as in ``12*batch``."""
-        return re.sub(r"\d+", lambda found: self._product(int(found[0])), message)
+        return re.sub(r"\b\d+\b", lambda found: self._product(int(found[0])), message)
 
     def _product(self, number: int) -> str:
         factors: list[str] = []
@@ -227,8 +227,10 @@ class _Walk(Inference):
     ) -> Site:
         """Return a node with what is known of its inputs before and after."""
         old = [None if v is None else static_shape(self._old[v.name]) for v in node.inputs]
+        changed = self.changed or {}  # among them elements that follow from a changed shape
         constants = [
-            _constant(value, array) for value, array in zip(node.inputs, known, strict=True)
+            None if value in changed else _constant(value, array)
+            for value, array in zip(node.inputs, known, strict=True)
         ]
         return Site(node, old, list(map(static_shape, types)), constants, self._primes.bases)
 
@@ -244,8 +246,8 @@ class _Walk(Inference):
         if data is None or None in shapes:
             return
         for prime, base in self._primes.bases.items():
-            kept = any(math.prod(shape or ()) % prime == 0 for shape in shapes)
-            if base == 1 and math.prod(data) % prime == 0 and not kept:
+            remains = any(math.prod(shape or ()) % prime == 0 for shape in shapes)
+            if base == 1 and math.prod(data) % prime == 0 and not remains:
                 self.lost = (
                     f"node {node.name!r} ({node.op_type}) takes the first item of a batch of 1, as "
                     f"the model was exported; it cannot have a batch of "
@@ -253,15 +255,10 @@ class _Walk(Inference):
                 )
 
 
-def static_shape(type_: ValueType | None) -> Sizes | None:
-    """Return a shape of numbers; None if the type has none."""
-    if not isinstance(type_, TensorType) or not type_.is_static:
-        return None
-    return cast(Sizes, type_.shape)
-
-
 def _resized(type_: ValueType | None, shape: Sizes | None) -> ValueType | None:
-    return TensorType(type_.dtype, shape) if shape and isinstance(type_, TensorType) else type_
+    if shape is None or not isinstance(type_, TensorType):
+        return type_
+    return TensorType(type_.dtype, shape)
 
 
 def _constant(value: Value | None, known: Array | None) -> Array | None:
