@@ -159,8 +159,13 @@ def _with_batch(graph: Graph) -> Graph:
     return flexible
 
 
-def _best_size(graph: Graph, model: CompiledModel) -> int:
-    """Return the smallest measured batch with nearly the least time for a row."""
+def _best_sizes(graph: Graph, model: CompiledModel) -> tuple[int, int]:
+    """Return the smallest measured batches with nearly the least time for a row.
+
+    Returns:
+        The rows of the best batch of several requests, whose threads wait for each other, and those
+        of the best part of one request.
+    """
     row = sample_inputs(graph)
     batches: dict[int, dict[str, Array]] = {}
     seconds: dict[int, float] = {}
@@ -172,7 +177,13 @@ def _best_size(graph: Graph, model: CompiledModel) -> int:
             break
     for size in (*seconds, *seconds):  # in alternation, since the machine's speed varies
         seconds[size] = min(seconds[size], _seconds(model, batches[size]))
-    seconds = {k: each / k + (_HANDOVER if k > 1 else 0) for k, each in seconds.items()}
+    divided = {size: each / size for size, each in seconds.items()}
+    joined = {k: each + (_HANDOVER if k > 1 else 0) for k, each in divided.items()}
+    return _best(joined), _best(divided)
+
+
+def _best(seconds: Mapping[int, float]) -> int:
+    """Return the smallest size with nearly the least time; ``seconds`` has the times by size."""
     least = min(seconds.values())
     return next(size for size, each in seconds.items() if each * (1 - _LEAST_GAIN) <= least)
 
@@ -198,13 +209,12 @@ class BatchModel(CompiledModel):
             model: The device's model of it.
             options: Options of BATCH.
         """
-        _, size = _device_and_size(options.DEVICE_PRIORITIES)
-        size = size or _best_size(graph, model)
-        listed = f"{model.device}({size})"
+        _, stated = _device_and_size(options.DEVICE_PRIORITIES)
+        size, part = (stated, stated) if stated else _best_sizes(graph, model)
         super().__init__(
             graph.clone(),
-            device=f"BATCH:{listed}",
-            options=attrs.evolve(options, DEVICE_PRIORITIES=listed),
+            device=f"BATCH:{model.device}({size})",
+            options=options,
             requests=2 * size * model.optimal_requests,
             metrics={
                 "EXECUTION_DEVICES": model.execution_devices,
@@ -213,7 +223,7 @@ class BatchModel(CompiledModel):
             source=graph,
         )
         self.model = model
-        self._batches = _Batches(model, size, options.AUTO_BATCH_TIMEOUT / 1e3)
+        self._batches = _Batches(model, size, part, options.AUTO_BATCH_TIMEOUT / 1e3)
         self._has_states = bool(model.create_runner(Cancel()).states())
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
@@ -277,16 +287,18 @@ class _Batches:
     distributes.
     """
 
-    def __init__(self, model: CompiledModel, size: int, timeout: float) -> None:
+    def __init__(self, model: CompiledModel, size: int, part: int, timeout: float) -> None:
         """Prepare to run batches.
 
         Args:
             model: The device's model.
-            size: Rows of the largest batch.
+            size: Rows of the largest batch of several requests.
+            part: Rows of the parts into which a request of more rows is divided.
             timeout: Seconds that a run waits for others though the device is free.
         """
         self._model = model
         self._size = size
+        self._part = part
         self._timeout = timeout
         self._is_checked = False  # whether rows are known to be independent
         self._is_whole = False  # whether they are known not to be
@@ -305,11 +317,11 @@ class _Batches:
         if self._is_whole:
             return self._call(inputs)
         mine = _waiting(inputs)
-        if mine.key is None or mine.rows <= self._size:
+        if mine.key is None or mine.rows <= self._part:
             return self._run(mine)
         parts = [
-            self._run(_waiting([array[k : k + self._size] for array in inputs]))
-            for k in range(0, mine.rows, self._size)
+            self._run(_waiting([array[k : k + self._part] for array in inputs]))
+            for k in range(0, mine.rows, self._part)
         ]
         found = [np.concatenate(column) for column in zip(*parts, strict=True)]
         if not self._is_checked:
@@ -320,7 +332,7 @@ class _Batches:
         return found
 
     def _run(self, mine: _Waiting) -> Sequence[Any]:
-        """Run a request of at most the rows of a batch, alone or with others."""
+        """Run a request of at most the rows of a part, alone or with others."""
         if self._size == 1:
             return self._call(mine.inputs)
         with self._lock:

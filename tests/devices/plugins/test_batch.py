@@ -308,6 +308,16 @@ def test_the_size_is_measured() -> None:
     np.testing.assert_allclose(model(array)[0], array @ W, rtol=1e-5)
 
 
+def test_short_runs_are_not_joined_but_divided_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for each other cost more than a run of 10 us, which is all of any size."""
+    monkeypatch.setattr(batch, "_seconds", lambda *_: 1e-5)
+    model: Any = sg.compile_model(product(), "BATCH:CPU")
+    assert model.get_property("OPTIMAL_BATCH_SIZE") == 1
+    assert model._batches._part == 64
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_allclose(again(rows_of(2)[0])[0], rows_of(2)[0] @ W, rtol=1e-5)
+
+
 def test_query_export_and_pickle() -> None:
     graph = product()
     found = sg.query_model(graph, "BATCH:CPU(4)")
