@@ -120,22 +120,30 @@ class AttentionArguments(PanelAttentionArguments):
 class MatrixAttentionArguments(PanelAttentionArguments):
     """Arguments of `attention` over matrix tiles.
 
-    Panels have 32 queries. Below, sizes are rounded up to whole steps of 32. A worker's scratch has
-    for each panel of a unit the registers of its queries, ``64 * key_size`` bytes, and
-    ``value_size + 3`` rows of 32 float32: results, and the state of the softmax. For a block of
-    keys follow the registers of the keys, and those of the values, weights, and scores.
+    Panels have 32 queries. Below, sizes are rounded up to whole steps of 32, and ``value_size`` to
+    whole vectors of 16. A worker's scratch has for each panel of a unit the registers of its
+    queries, ``64 * key_size`` bytes, its results, ``128 * value_size`` bytes, and two numbers for
+    each query: maximum and sum of the softmax. For a block of keys follow the registers of the
+    keys, those of the values, those of the weights, ``64 * keys_block`` bytes, the scores, 32 rows
+    of float32, and a vector and two numbers of float32 for each query.
 
     Attributes:
-        tile: The matrix tile.
+        panel_bytes: Bytes of a panel.
         v_registers: Bytes from the registers of the keys to those of the values.
         weights: To those of the weights.
-        scores: To the scores, which also serve for copies of queries, keys and values.
+        scores: To the scores.
+        rows: To the vectors of the queries.
+        line: Bytes between rows of scores.
+        block_steps: Steps of matrix tiles along a block.
     """
 
-    tile: Address
+    panel_bytes: int
     v_registers: int
     weights: int
     scores: int
+    rows: int
+    line: int
+    block_steps: int
 
 
 class FewQueriesArguments(AttentionOperands):

@@ -11,11 +11,9 @@ from typing import Any
 
 import attrs
 
-from subgraph.engine.codegen.tiling import MATRIX_ROWS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.symbolic import larger
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.strides import contiguous
@@ -186,32 +184,35 @@ def _emit_matrix_attention(
     """Emit the step of an attention over matrix tiles."""
     batch, heads, queries, depth = r.q.sizes
     _, _, keys, values = r.v.sizes
-    depth_steps, row = round_up(depth, of.depth_step), of.width * of.item
-    panel = depth_steps * row // 2 + (values + 3) * row
-    panels = -(-queries // of.width)
+    # A panel is a tile's rows of queries. Their registers, results, and two numbers of each:
+    depth, values = round_up(depth, of.depth_step), round_up(values, of.lanes)
+    panel = of.mr * (depth * of.weight_item + (values + 2) * of.item)
+    panels = -(-queries // of.mr)
     unit_panels = _panels_per_unit(of, panels, batch * heads, low.threads, panel // of.item)
     blocks = -(-keys // _MAX_BLOCK_KEYS_MATRIX)
     block = round_up(-(-keys // blocks), of.depth_step)
-    k_bytes = block * depth_steps * of.weight_item
-    v_bytes = round_up(values, MATRIX_ROWS) * block * of.weight_item
-    weights = block * of.width * of.weight_item
-    # Scores, queries, or keys and values that are transposed.
-    copies = larger(block * row, depth_steps * row)
-    copies = larger(copies, block * round_up(larger(depth, values), of.lanes) * of.item)
+    v_registers = block * depth * of.weight_item
+    weights = v_registers + block * values * of.weight_item
+    scores = weights + of.mr * block * of.weight_item
+    rows = scores + of.mr * block * of.item
+    shared = rows + of.mr * (of.lanes + 2) * of.item
     units = batch * heads * -(-panels // unit_panels)
-    flops = 2 * batch * heads * queries * keys * (depth + values)
+    flops = 2 * batch * heads * queries * keys * sum((r.q.sizes[3], r.v.sizes[3]))
     low.emit(
         Kernel("subgraph.ops.attention.matrix_kernels", "attention"),
         MatrixAttentionArguments(
             **_panel_arguments(r, of, mask_steps, block, unit_panels),
-            tile=of.contraction(),
-            **low.worker_scratch(unit_panels * panel + k_bytes + v_bytes + weights + copies),
-            v_registers=k_bytes,
-            weights=k_bytes + v_bytes,
-            scores=k_bytes + v_bytes + weights,
+            **low.worker_scratch(unit_panels * panel + shared),
+            panel_bytes=panel,
+            v_registers=v_registers,
+            weights=weights,
+            scores=scores,
+            rows=rows,
+            line=block * of.item,
+            block_steps=block // of.depth_step,
         ),
         units,
-        grain=grain(units, flops * round_up(queries, of.lanes) // queries),
+        grain=grain(units, flops * round_up(queries, of.mr) // queries),
         flops=flops,
         bytes=_bytes_moved(r, of),
     )

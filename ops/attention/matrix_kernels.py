@@ -1,7 +1,10 @@
-"""Fused attention over matrix tiles of bfloat16; see `subgraph.ops.attention.kernels`.
+"""Fused attention over matrix tiles of bfloat16.
 
-Keys are rows and queries are lanes there and here. Both products round their operands: queries,
-times the scale, and keys; weights of the softmax and values. The softmax is float32.
+Here queries are rows and keys are columns, other than in ``kernels.py``: weights are then rows of A
+as they are, and so are queries; values are pairs of rows of B, and results rows of the output. Only
+the keys have to be transposed. Both products round their operands: queries, times the scale, and
+keys; weights of the softmax and values. The softmax is float32. Keys are read in blocks, with
+running maximum and sum, as there.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.arguments import WordBlock
+from subgraph.engine.codegen.bfloat16 import store_bfloat16
+from subgraph.engine.codegen.matrix_product import multiply_rows
 from subgraph.engine.codegen.matrix_tile import (
     LANES,
     REGISTER_BYTES,
@@ -20,229 +26,356 @@ from subgraph.engine.codegen.matrix_tile import (
     configure_tiles,
     release_tiles,
 )
-from subgraph.engine.codegen.simd import call_kernel, memset, vec
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE, TileBlock
-from subgraph.ops.shared.register_kernels import row_pairer, row_rounder
+from subgraph.engine.codegen.simd import ld_f32, vec
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH
+from subgraph.engine.codegen.vmath import function
+from subgraph.ops.shared.register_kernels import column_pairer, row_pairer, row_rounder
 
 from .arguments import MatrixAttentionArguments
-from .kernels import head_operands, panel_writer, visible_keys
-from .panel_parts import (
-    block_softmax,
-    future_masker,
-    mask_writer,
-    matrix_transposer,
-    query_packer,
-)
+from .kernels import head_operands, visible_keys
 
-_tile_block = stack_block(TileBlock)
 _VECTOR = LANES * 4  # bytes of a vector of float32
-_ROW = MATRIX_TILE[1] * _VECTOR  # bytes of a row of a panel of 32 queries
-_QUERIES = MATRIX_TILE[1] * LANES
+_QUERIES = 2 * ROWS  # of a panel
+_STATE = _QUERIES * 4  # bytes of one number for each query of a panel
+_LOWEST = float("-inf")
+
+
+class Panel(WordBlock):
+    """A panel of queries and a block of keys.
+
+    Attributes:
+        first: First query of the panel.
+        count: Queries of the panel.
+        queries: Registers of the queries.
+        results: Rows of results, before the division by the sums of weights.
+        state: Maxima and sums of the queries.
+        key: First key of the block.
+        block: Keys of the block.
+        keys: Keys of the block that the panel sees.
+        mask: Mask of the head; 0: none.
+        shared: Scratch of the block; see `MatrixAttentionArguments`.
+    """
+
+    first: int
+    count: int
+    queries: int
+    results: int
+    state: int
+    key: int
+    block: int
+    keys: int
+    mask: int
+    shared: int
+
+
+_panel = stack_block(Panel)
 
 
 @register_jitable
-def _whole_steps(size: int) -> int:
-    """Return a size rounded up to whole steps of a matrix tile."""
-    return (size + MATRIX_DEPTH - 1) // MATRIX_DEPTH * MATRIX_DEPTH
-
-
-def _line_loader() -> Any:
-    """Return ``f(source, step, lines, length, transposed, copy, target)``: lines as registers of A.
-
-    The lines, of ``length`` adjacent elements, are ``step`` bytes apart. If they are to be
-    ``transposed``, the rows of A are the elements of all lines; ``copy`` is memory for them.
-    """
-    transpose, round_rows = matrix_transposer("float32", LANES), row_rounder()
-
-    @register_jitable
-    def load_lines(
-        source: int, step: int, lines: int, length: int, transposed: bool, copy: int, target: int
-    ) -> None:
-        if transposed:
-            pitch = (lines + LANES - 1) // LANES * _VECTOR
-            transpose(source, step, lines, length, copy, pitch)
-            round_rows(copy, pitch, length, lines, target)
-        else:
-            round_rows(source, step, lines, length, target)
-
-    return load_lines
+def _steps_of(size: int) -> int:
+    """Return the steps of matrix tiles along a size."""
+    return (size + MATRIX_DEPTH - 1) // MATRIX_DEPTH
 
 
 @register_jitable
-def _multiply(
-    a: MatrixAttentionArguments, t: TileBlock, left: int, rows: int, depth: int, vectors: int
-) -> None:
-    """Run the tiles of a product, whose B and first row of C are set.
+def _vectors_of(size: int) -> int:
+    """Return the vectors of float32 that a size fills."""
+    return (size + LANES - 1) // LANES
 
-    Args:
-        a: The kernel's arguments.
-        t: Tile block. If `start` is set, the sums are added to C; `row_bias` is that of row 0.
-        left: Registers of A.
-        rows: Rows of A and C.
-        depth: Elements of a row in the registers of A; `steps` may be fewer.
-        vectors: Vectors of a row of C.
+
+def _maxima_finder() -> Any:
+    """Return ``f(a, p)``, which prepares the scores of a panel and finds the maxima of vectors.
+
+    The mask is added; scores of keys that a query does not see become minus infinity, up to a whole
+    step of keys. The maximum of each lane goes to a vector for each query at ``a.rows``.
     """
-    register = _whole_steps(depth) // MATRIX_DEPTH * REGISTER_BYTES
-    t.a_register = register
-    t.b_step = vectors * REGISTER_BYTES
-    line = vectors * _VECTOR
-    t.c_row = line
-    t.start_row = line
-    first, bias = t.c, t.row_bias
-    adds = t.start != 0
-    for row in range(0, rows, MATRIX_TILE[0]):
-        t.a = left + row // ROWS * register
-        t.c = first + row * line
-        t.start = t.c if adds else 0
-        t.row_bias = bias + row * 4 if bias != 0 else 0
-        call_kernel(a.tile, t, min(MATRIX_TILE[0], rows - row), vectors, 0)
-
-
-def _panel_attention() -> Any:
-    """Return ``f(a, t, panel, first, key, keys, block, mask, shared)``: attends to some keys."""
-    write_mask, mask_future = mask_writer("float32", LANES), future_masker("float32", LANES)
-    softmax, pair_rows = block_softmax("float32", LANES), row_pairer()
     v = vec("float32", LANES)
-    load, store = v.load, v.store
+    load, load_n, store, splat = v.load, v.load_n, v.store, v.splat
+    largest, select, iota = v.max, v.select, v.iota
 
     @register_jitable
-    def rescale(out: int, factors: int, values: int, vectors: int) -> None:
+    def masked(a: MatrixAttentionArguments, p: Panel, row: int, column: int, count: int) -> Any:
+        """Return a vector of scores, with the mask of ``count`` of its keys."""
+        score = load(p.shared + a.scores + row * a.line + column * 4)
+        if p.mask != 0:
+            at = p.mask + (p.first + row) * a.mask_row + (p.key + column) * a.mask_key
+            if a.mask_key == 0:
+                score = score + splat(ld_f32(at))
+            elif count == LANES:
+                score = score + load(at)
+            else:
+                score = score + load_n(at, count)
+        return score
+
+    @register_jitable
+    def find_maxima(a: MatrixAttentionArguments, p: Panel) -> None:
+        width = _steps_of(p.keys) * MATRIX_DEPTH
+        for row in range(p.count):
+            line = p.shared + a.scores + row * a.line
+            seen = p.keys
+            if a.causal != 0:
+                seen = max(0, min(seen, p.first + row + a.offset + 1 - p.key))
+            whole = seen // LANES * LANES
+            top, other = splat(_LOWEST), splat(_LOWEST)
+            # `max` passes over NaN in its first operand: it is the exponential of the score, and so
+            # the sum, that must show the NaN.
+            if p.mask != 0:
+                for column in range(0, whole, LANES):
+                    score = masked(a, p, row, column, LANES)
+                    store(line + column * 4, score)
+                    top = largest(score, top)
+            else:
+                even = whole // (2 * LANES) * (2 * LANES)
+                for at in range(line, line + even * 4, 2 * _VECTOR):
+                    top, other = largest(load(at), top), largest(load(at + _VECTOR), other)
+                if even < whole:
+                    top = largest(load(line + even * 4), top)
+            top = largest(other, top)
+            if whole < width:
+                rest = seen - whole
+                if rest > 0:
+                    score = masked(a, p, row, whole, rest)
+                    score = select(iota() < splat(float(rest)), score, splat(_LOWEST))
+                    store(line + whole * 4, score)
+                    top = largest(score, top)
+                    whole += LANES
+                for column in range(whole, width, LANES):
+                    store(line + column * 4, splat(_LOWEST))
+            store(p.shared + a.rows + row * _VECTOR, top)
+
+    return find_maxima
+
+
+def _panel_softmax() -> Any:
+    """Return ``f(a, p)``: the online softmax of a block of keys.
+
+    The scores become weights, as registers of A. Maximum and sum of each query are updated. In a
+    block that is not the head's first one, the results of earlier blocks are multiplied by the
+    factors that the change of the maxima makes.
+    """
+    v = vec("float32", LANES)
+    load, store, splat, select, zero = v.load, v.store, v.splat, v.select, v.zero
+    largest, row_max, row_sum = v.max, v.row_max, v.row_sum
+    exp, find_maxima = function("exp_flushed", "float32", LANES), _maxima_finder()
+
+    @register_jitable
+    def weigh(a: MatrixAttentionArguments, p: Panel, base: int) -> None:
+        """Write the weights, and the sum of each lane to a vector for each query."""
+        steps = _steps_of(p.keys)
+        register = a.block_steps * REGISTER_BYTES
+        for row in range(p.count):
+            at = p.shared + a.scores + row * a.line
+            to = p.shared + a.weights + row // ROWS * register + row % ROWS * ROW_BYTES
+            subtracted = splat(ld_f32(base + row * 4))
+            total, other = zero(), zero()
+            for _ in range(steps):
+                weight = exp(load(at) - subtracted)
+                store_bfloat16(to, weight)
+                total = total + weight
+                weight = exp(load(at + _VECTOR) - subtracted)
+                store_bfloat16(to + ROW_BYTES // 2, weight)
+                other = other + weight
+                at += 2 * _VECTOR
+                to += REGISTER_BYTES
+            store(p.shared + a.rows + row * _VECTOR, total + other)
+
+    @register_jitable
+    def rescale(a: MatrixAttentionArguments, p: Panel, factors: int) -> None:
         """Multiply the results of earlier blocks by the factors of their queries."""
-        for j in range(vectors):
-            factor = load(factors + j * _VECTOR)
-            for row in range(values):
-                at = out + (row * vectors + j) * _VECTOR
+        size = _vectors_of(a.value_size) * _VECTOR
+        for row in range(p.count):
+            factor = splat(ld_f32(factors + row * 4))
+            first = p.results + row * size
+            for at in range(first, first + size, _VECTOR):
                 store(at, load(at) * factor)
 
     @register_jitable
-    def attend(
-        a: MatrixAttentionArguments,
-        t: TileBlock,
-        panel: int,
-        first: int,
-        key: int,
-        keys: int,
-        block: int,
-        mask: int,
-        shared: int,
+    def softmax(a: MatrixAttentionArguments, p: Panel) -> None:
+        rows = p.shared + a.rows
+        base = rows + _QUERIES * _VECTOR
+        factors = base + _STATE
+        is_later = p.key > 0
+        find_maxima(a, p)
+        for j in range(0, p.count, LANES):
+            top, at = row_max(rows + j * _VECTOR), p.state + j * 4
+            before = splat(_LOWEST)
+            if is_later:
+                before = load(at)
+            top = largest(before, top)
+            # -inf - -inf is NaN, but a query may see no key of this block and some of a later one.
+            # The state keeps minus infinity, not the base of 0: with a maximum of 0, all weights of
+            # a later block with very negative scores would underflow to 0.
+            finite = select(top > splat(_LOWEST), top, zero())
+            store(at, top)
+            store(base + j * 4, finite)
+            if is_later:
+                # The maximum never falls, so that the factor is at most 1. It is 0, not NaN, where
+                # no earlier key was seen.
+                store(factors + j * 4, exp(before - finite))
+        weigh(a, p, base)
+        for j in range(0, p.count, LANES):
+            total, at = row_sum(rows + j * _VECTOR), p.state + _STATE + j * 4
+            if is_later:
+                total = total + load(at) * load(factors + j * 4)
+            store(at, total)
+        if is_later:
+            rescale(a, p, factors)
+
+    return softmax
+
+
+def _panel_attention() -> Any:
+    """Return ``f(a, p)``, which updates the results of a panel by a block of keys."""
+    softmax = _panel_softmax()
+
+    @register_jitable
+    def attend(a: MatrixAttentionArguments, p: Panel) -> None:
+        depth, vectors = _steps_of(a.key_size), _vectors_of(a.value_size)
+        steps = _steps_of(p.keys)
+        multiply_rows(
+            p.count,
+            p.queries,
+            depth * REGISTER_BYTES,
+            p.shared,
+            _vectors_of(p.block) * REGISTER_BYTES,
+            steps * 2,
+            depth,
+            p.shared + a.scores,
+            a.line,
+            0,
+        )
+        softmax(a, p)
+        multiply_rows(
+            p.count,
+            p.shared + a.weights,
+            a.block_steps * REGISTER_BYTES,
+            p.shared + a.v_registers,
+            vectors * REGISTER_BYTES,
+            vectors,
+            steps,
+            p.results,
+            vectors * _VECTOR,
+            p.key,
+        )
+
+    return attend
+
+
+def _result_writer() -> Any:
+    """Return ``f(a, p, out)``: divides the results of a panel by their sums and writes them."""
+    v = vec("float32", LANES)
+    load, store, store_n, splat, select, zero = (
+        v.load,
+        v.store,
+        v.store_n,
+        v.splat,
+        v.select,
+        v.zero,
+    )
+
+    @register_jitable
+    def write(a: MatrixAttentionArguments, p: Panel, out: int) -> None:
+        sums = p.state + _STATE
+        for at in range(sums, sums + p.count * 4, _VECTOR):
+            total = load(at)
+            if a.zero_unseen != 0:
+                total = select(total > zero(), total, splat(1.0))
+            store(at, splat(1.0) / total)
+        values = a.value_size
+        for row in range(p.count):
+            inverse = splat(ld_f32(sums + row * 4))
+            source = p.results + row * _vectors_of(values) * _VECTOR
+            to = out + (p.first + row) * a.y_row
+            for column in range(0, values, LANES):
+                result = load(source + column * 4) * inverse
+                if column + LANES <= values:
+                    store(to + column * 4, result)
+                else:
+                    store_n(to + column * 4, values - column, result)
+
+    return write
+
+
+def _block_loader() -> Any:
+    """Return ``f(a, k, v, key, keys, shared)``: writes the registers of a block of keys."""
+    pair_rows, pair_columns = row_pairer(), column_pairer()
+
+    @register_jitable
+    def load_block(
+        a: MatrixAttentionArguments, k: int, v: int, key: int, keys: int, shared: int
     ) -> None:
-        """Update the results of a panel by a block of keys.
+        """Write the registers of the keys and of their values; both are B of a product.
 
         Args:
             a: The kernel's arguments.
-            t: Tile block.
-            panel: Scratch of the panel: registers of its queries, results, state of the softmax.
-            first: Its first query.
+            k: Keys of the head.
+            v: Values of the head.
             key: First key of the block.
-            keys: Keys of the block that the panel sees.
-            block: Keys of the block.
-            mask: Mask of the head; 0: none.
-            shared: Scratch of the block: registers of keys, of values, and of weights, scores.
+            keys: Keys of the block.
+            shared: Scratch of the block.
         """
-        depth, values = a.key_size, a.value_size
-        vectors = (min(_QUERIES, a.queries - first) + LANES - 1) // LANES
-        line = vectors * _VECTOR
-        out = panel + _whole_steps(depth) * _ROW // 2
-        state = out + values * _ROW
-        v_registers = shared + a.v_registers
-        weights, scores = shared + a.weights, shared + a.scores
-        t.row_bias = 0
-        t.start = 0
-        if mask != 0:
-            step, key_step = a.mask_row, a.mask_key
-            at = mask + first * step + key * key_step
-            # As in `subgraph.ops.attention.kernels`: a number for each key is a bias of its row.
-            if step == 0 and key_step == 4:
-                t.row_bias = at
-            else:
-                write_mask(at, step, key_step, min(_QUERIES, a.queries - first), keys, scores)
-                t.start = scores
-        t.b = panel
-        t.c = scores
-        t.steps = _whole_steps(depth) // MATRIX_DEPTH
-        _multiply(a, t, shared, keys, depth, vectors)
-        if a.causal != 0:
-            mask_future(key - a.offset - first, keys, vectors, scores)
-        softmax(scores, keys, vectors, state, key > 0)
-        padded = _whole_steps(keys)
-        memset(scores + keys * line, 0, (padded - keys) * line)
-        pair_rows(scores, padded, vectors, weights)
-        if key > 0:
-            rescale(out, state + 2 * line, values, vectors)
-        t.row_bias = 0
-        t.start = out if key > 0 else 0
-        t.b = weights
-        t.c = out
-        t.steps = padded // MATRIX_DEPTH
-        _multiply(a, t, v_registers, values, block, vectors)
+        # Columns beyond the keys, up to a whole step, are products whose scores are not used.
+        if a.k_across != 0:
+            pair_rows(k + key * 4, a.k_line, a.key_size, keys, shared)
+        else:
+            pair_columns(k + key * a.k_line, a.k_line, keys, a.key_size, shared)
+        to = shared + a.v_registers
+        if a.v_across != 0:
+            pair_columns(v + key * 4, a.v_line, a.value_size, keys, to)
+        else:
+            pair_rows(v + key * a.v_line, a.v_line, keys, a.value_size, to)
 
-    return attend
+    return load_block
 
 
 def attention() -> Callable[..., None]:
     """Return the kernel of `MatrixAttentionArguments`."""
     arguments = view_of(MatrixAttentionArguments)
-    pack_queries, pair_rows = query_packer("float32", LANES), row_pairer()
-    load_lines, attend = _line_loader(), _panel_attention()
-    write_panel = panel_writer("float32", LANES, MATRIX_TILE[1])
+    round_rows, load_block = row_rounder(), _block_loader()
+    attend, write = _panel_attention(), _result_writer()
 
     @register_jitable
-    def load_queries(a: MatrixAttentionArguments, q: int, count: int, copy: int, to: int) -> None:
-        """Write ``count`` queries, times the scale, as registers of B."""
-        depth, line = a.key_size, (count + LANES - 1) // LANES * _VECTOR
-        pack_queries(q, a.q_row, count, depth, copy, a.scale)
-        memset(copy + depth * line, 0, (_whole_steps(depth) - depth) * line)
-        pair_rows(copy, _whole_steps(depth), line // _VECTOR, to)
+    def select_panel(a: MatrixAttentionArguments, p: Panel, start: int, first: int) -> None:
+        """Set the fields of a panel that are the same for all blocks of keys."""
+        at = p.shared - (a.panels - (first - start) // _QUERIES) * a.panel_bytes
+        p.first = first
+        p.count = min(_QUERIES, a.queries - first)
+        p.queries = at
+        p.results = at + 2 * _steps_of(a.key_size) * REGISTER_BYTES
+        p.state = at + a.panel_bytes - 2 * _STATE
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t = _tile_block()
-        t.outer_count = 1
-        t.middle_count = 1
-        t.inner_count = 1
-        t.a_row = ROW_BYTES
-        t.a_step = REGISTER_BYTES
-        t.b_vector = REGISTER_BYTES
-        t.c_vector = _VECTOR
-        t.start_vector = _VECTOR
-        queries, depth, values = a.queries, a.key_size, a.value_size
-        query_rows = _whole_steps(depth) // 2  # rows of a panel that the registers of Q fill
-        panel_bytes = (query_rows + values + 3) * _ROW
-        first_panel = a.scratch + worker * a.scratch_bytes
-        shared = first_panel + a.panels * panel_bytes
-        pieces = (queries + a.panels * _QUERIES - 1) // (a.panels * _QUERIES)
+        p = _panel()
+        p.shared = a.scratch + worker * a.scratch_bytes + a.panels * a.panel_bytes
+        unit_queries = a.panels * _QUERIES
+        pieces = (a.queries + unit_queries - 1) // unit_queries
         configure_tiles(MATRIX_DEPTH)
         for unit in range(begin, end):
-            start = unit % pieces * a.panels * _QUERIES
-            stop = min(queries, start + a.panels * _QUERIES)
+            start = unit % pieces * unit_queries
+            stop = min(a.queries, start + unit_queries)
             head, batch = unit // pieces % a.heads, unit // pieces // a.heads
-            q, k, v_at, mask = head_operands(a, batch, head)
+            q, k, v, p.mask = head_operands(a, batch, head)
             for first in range(start, stop, _QUERIES):
-                panel = first_panel + (first - start) // _QUERIES * panel_bytes
-                count = min(_QUERIES, queries - first)
-                load_queries(a, q + first * a.q_row, count, shared + a.scores, panel)
+                select_panel(a, p, start, first)
+                from_q = q + first * a.q_row
+                round_rows(from_q, a.q_row, p.count, a.key_size, a.scale, p.queries)
             visible = visible_keys(a, stop)
             for key in range(0, visible, a.keys_block):
                 keys = min(a.keys_block, visible - key)
-                copy = shared + a.scores
-                if a.k_across != 0:
-                    load_lines(k + key * 4, a.k_line, depth, keys, True, copy, shared)
-                else:
-                    load_lines(k + key * a.k_line, a.k_line, keys, depth, False, copy, shared)
-                to = shared + a.v_registers
-                if a.v_across != 0:
-                    load_lines(v_at + key * 4, a.v_line, values, keys, False, copy, to)
-                else:
-                    load_lines(v_at + key * a.v_line, a.v_line, keys, values, True, copy, to)
+                load_block(a, k, v, key, keys, p.shared)
                 for first in range(start, stop, _QUERIES):
-                    panel = first_panel + (first - start) // _QUERIES * panel_bytes
-                    seen = visible_keys(a, min(first + _QUERIES, queries)) - key
+                    seen = visible_keys(a, min(first + _QUERIES, a.queries)) - key
                     if seen > 0:
-                        attend(a, t, panel, first, key, min(keys, seen), keys, mask, shared)
+                        select_panel(a, p, start, first)
+                        p.key = key
+                        p.block = keys
+                        p.keys = min(keys, seen)
+                        attend(a, p)
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, _QUERIES):
-                panel = first_panel + (first - start) // _QUERIES * panel_bytes
-                write_panel(a, panel, out, first, query_rows, values, queries)
+                select_panel(a, p, start, first)
+                write(a, p, out)
         release_tiles()
 
     return kernel

@@ -272,7 +272,7 @@ def round_rows() -> Callable[..., None]:
                     to = copy + (row * MATRIX_DEPTH + k) * 4
                     store1(to, load1(at + k * a.column_step))
             to = target + first // MATRIX_DEPTH * REGISTER_BYTES
-            round_adjacent(copy, MATRIX_DEPTH * 4, rows, count, to)
+            round_adjacent(copy, MATRIX_DEPTH * 4, rows, count, 1.0, to)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -283,7 +283,7 @@ def round_rows() -> Callable[..., None]:
             source = a.source + unit // registers * a.source_matrix + first * a.row_step
             rows, target = min(ROWS, a.rows - first), a.target + unit * steps * REGISTER_BYTES
             if a.column_step == 4:
-                round_adjacent(source, a.row_step, rows, a.depth, target)
+                round_adjacent(source, a.row_step, rows, a.depth, 1.0, target)
             else:
                 round_scattered(a, source, rows, target)
 

@@ -27,7 +27,6 @@ from subgraph.engine.codegen.irtools import (
     load_at,
     store_at,
 )
-from subgraph.engine.codegen.matrix_tile import LANES
 from subgraph.engine.codegen.simd import ld as loads
 from subgraph.engine.codegen.simd import memcpy, memset, vec
 from subgraph.engine.codegen.simd import st as stores
@@ -85,9 +84,9 @@ def pair() -> Callable[..., None]:
         panels = (a.columns + width - 1) // width
         for unit in range(begin, end):
             first = unit % panels * width
-            vectors = min(width, a.columns - first) // LANES
+            columns = min(width, a.columns - first)
             at = (unit // panels * a.columns + first) * depth
-            pair_rows(a.source + at * 4, depth, vectors, a.target + at * 2)
+            pair_rows(a.source + at * 4, columns * 4, depth, columns, a.target + at * 2)
 
     return kernel
 

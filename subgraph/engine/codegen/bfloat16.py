@@ -16,6 +16,7 @@ from subgraph.engine.codegen.irtools import (
     define,
     f32_to_bf16,
     load_at,
+    shuffle_vectors,
     store_at,
     vec_type,
 )
@@ -33,9 +34,10 @@ store_bfloat16 = define(VOID, [INT64, vec_type("float32", _LANES)], _store_round
 
 
 def _pairs(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
-    wide = ir.VectorType(I32, _LANES)
-    low, high = (builder.zext(emit_bfloat16(builder, value), wide) for value in args)
-    return builder.or_(low, builder.shl(high, ir.Constant(wide, [16] * _LANES)))
+    both = emit_bfloat16_row(builder, args[0], args[1])
+    picks = [lane + row * _LANES for lane in range(_LANES) for row in range(2)]
+    mixed = shuffle_vectors(builder, both, None, picks)
+    return builder.bitcast(mixed, ir.VectorType(I32, _LANES))
 
 
 # The intrinsic (vector, vector of 16 float32) -> vector of int32, which are pairs of the elements,
@@ -52,6 +54,21 @@ def _store_pairs(builder: Any, context: Any, args: Sequence[Any]) -> None:
 # The intrinsic (address, address of row 0, of row 1), which stores pairs of the elements of two
 # rows of 16 float32, rounded to bfloat16: a row of a register of B.
 store_bfloat16_pairs = define(VOID, [INT64, INT64, INT64], _store_pairs)
+
+
+def emit_bfloat16_row(builder: Any, first: Any, second: Any) -> Any:
+    """Emit the conversion of two vectors to bfloat16, as one vector of 32 elements of i16.
+
+    Args:
+        builder: LLVM's builder.
+        first: Vector of 16 float32, the first elements of the result.
+        second: Vector of 16 float32, its last elements.
+    """
+    if not host.rounds_to_bfloat16():
+        halves = [f32_to_bf16(builder, value) for value in (first, second)]
+        return shuffle_vectors(builder, halves[0], halves[1], range(2 * _LANES))
+    kind = ir.FunctionType(ir.VectorType(I16, 2 * _LANES), [first.type] * 2)
+    return builder.call(ir.InlineAsm(kind, "vcvtne2ps2bf16 $2, $1, $0", "=v,v,v"), [second, first])
 
 
 def emit_bfloat16(builder: Any, value: Any) -> Any:

@@ -13,6 +13,9 @@ from subgraph.engine.codegen.irtools import (
     emit_fma,
     suffix,
 )
+from subgraph.system import host
+
+_CURRENT_ROUNDING = 4  # the operand of x86's intrinsics for the rounding that is set
 
 
 class _Format:
@@ -206,12 +209,20 @@ class Expr:
         biased = self.builder.add(exponent, self.integer(f.bias))
         return self.from_bits(self.builder.shl(biased, self.integer(f.mantissa)))
 
-    def scaled(self, exponent: Any) -> Expr:
-        """Return ``self * 2**exponent`` of an integer vector (AVX-512: one instruction)."""
-        narrow = ir.VectorType(I32, self.value.type.count)
-        # The exponents passed to llvm.ldexp have 32 bits for both formats.
-        if self.format.bits == 64:
-            exponent = self.builder.trunc(exponent, narrow)
-        ty = self.value.type
-        name = f"llvm.ldexp.{suffix(ty)}.{suffix(narrow)}"
-        return self.like(call_intrinsic(self.builder, name, ty, [self.value, exponent]))
+    def scales_in_one(self) -> bool:
+        """Return whether one instruction multiplies by a power of two: see `scaled`."""
+        size = self.value.type.count * self.format.bits
+        return host.has_vscalef() and size in (128, 256, 512)
+
+    def scaled(self, exponent: Expr) -> Expr:
+        """Return ``self * 2**exponent`` of whole numbers, if `scales_in_one`: vscalefps.
+
+        Subnormal results, infinity and NaN are as IEEE 754 defines them for the product.
+        """
+        ty, size = self.value.type, self.value.type.count * self.format.bits
+        name = f"avx512.mask.scalef.{'ps' if self.format.single else 'pd'}.{size}"
+        lanes = ir.IntType(max(ty.count, 8))
+        arguments = [self.value, exponent.value, self.value, ir.Constant(lanes, -1)]
+        if size == 512:
+            arguments.append(I32(_CURRENT_ROUNDING))
+        return self.like(call_intrinsic(self.builder, f"llvm.x86.{name}", ty, arguments))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from subgraph.engine.codegen.irtools import (
     F64,
@@ -129,25 +129,20 @@ _TANH_UNDER = (1.0, 0.467130423, 0.0258711167, 0.000328311085, 7.7621138e-07)
 
 
 def _reduced(x: Expr) -> tuple[Expr, Any, Expr]:
-    """Split x = n * ln 2 + r with |r| <= ln(2) / 2; return r, n as an integer, and e**r - 1."""
+    """Split x = n * ln 2 + r with |r| <= ln(2) / 2; return n, n as an integer, and e**r - 1."""
     f = x.format
     n, exponent = x.nearest(1.0 / math.log(2.0))
     r = n.fma(-f.ln2_high, x)
     r = n.fma(-f.ln2_low, r)
-    return r, exponent, r.polynomial(_EXP[f.single]).fma(r * r, r)
-
-
-def _scales_in_one() -> bool:
-    """Return whether LLVM multiplies by a power of two in one instruction (since LLVM 22)."""
-    return host.has_vscalef() and binding.llvm_version_info >= (22, 0, 0)
+    return n, exponent, r.polynomial(_EXP[f.single]).fma(r * r, r)
 
 
 def _exp(x: Expr) -> Expr:
     """Return e**x in the full range, with subnormal results."""
     f = x.format
-    _, exponent, power = _reduced(x.at_least(f.exp_least).at_most(f.exp_most))
-    if _scales_in_one() and x.value.type.count * f.bits >= 128:
-        return (power + 1.0).scaled(exponent)
+    n, exponent, power = _reduced(x.at_least(f.exp_least).at_most(f.exp_most))
+    if x.scales_in_one():
+        return (power + 1.0).scaled(n)
     # 2**n as two factors: n may lie beyond the exponents of normal numbers on both sides.
     half = x.builder.ashr(exponent, x.integer(1))
     rest = x.builder.sub(exponent, half)
@@ -176,17 +171,19 @@ def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
         r = n.fma(-math.log(2.0), x)
     else:
         r = n.fma(-f.ln2_low, n.fma(-f.ln2_high, x))
+    if x.scales_in_one():
+        return r.polynomial((1.0, 1.0, *_EXP[f.single])).scaled(n)
     power = r.polynomial_in_pairs((1.0, *_EXP[f.single])).fma(r, 1.0)
     return power * x.from_bits(builder.shl(shifted.bits(), x.integer(f.mantissa)))
 
 
 def _exp_flushed(x: Expr) -> Expr:
-    """Return e**x for x up to 87 (float64: 708), and 0 where that would be a subnormal number."""
+    """Return e**x for x up to 87 (float64: 708), and 0 where that would be a subnormal number.
+
+    A subnormal result takes Intel's processors hundreds of cycles: attention with a quarter of its
+    keys masked took twice as long (measured, Sapphire Rapids).
+    """
     below = x.compare("<", -x.format.exp_normal)
-    if _scales_in_one():
-        # A subnormal result takes Intel's processors hundreds of cycles: attention with a quarter
-        # of its keys masked took twice as long (measured, Sapphire Rapids).
-        return x.const(0.0).where(below, _exp(x.at_least(-x.format.exp_normal)))
     return x.const(0.0).where(below, _exp_unbounded(x, coarse=True))
 
 
@@ -212,7 +209,7 @@ def _expm1(x: Expr) -> Expr:
 
 def _sigmoid(x: Expr) -> Expr:
     """Return 1 / (1 + e**-x)."""
-    if not _scales_in_one():
+    if not x.scales_in_one():
         bounded = x.at_most(x.format.exp_normal)
         quotient = x.const(1.0) / (_exp_unbounded(bounded, -1.0) + 1.0)
         return x.const(0.0).where(x.compare("<", -x.format.exp_normal), quotient)
@@ -314,7 +311,7 @@ def _erf_single(x: Expr, scale: float) -> Expr:
 
 def _silu(x: Expr) -> Expr:
     """Return x * sigmoid(x)."""
-    if _scales_in_one():
+    if x.scales_in_one():
         return x * _sigmoid(x)
     most = x.format.exp_normal
     quotient = x / (_exp_unbounded(x.at_most(most), -1.0) + 1.0)
