@@ -187,7 +187,7 @@ def static_shape(type_: ValueType | None) -> Sizes | None:
     """Return a shape of numbers; None if the type has none."""
     if not isinstance(type_, TensorType) or not type_.is_static:
         return None
-    return cast(Sizes, type_.shape)
+    return cast("Sizes", type_.shape)
 
 
 def _groups(before: Sizes, after: Sizes, target: Sizes) -> list[_Group]:

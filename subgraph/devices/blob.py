@@ -311,7 +311,7 @@ def integer(table: Any, key: str) -> int:
     Raises:
         BlobError: ``table`` is no table or has no such integer.
     """
-    found = cast(dict[str, Any], table).get(key) if isinstance(table, dict) else None
+    found = cast("dict[str, Any]", table).get(key) if isinstance(table, dict) else None
     if not isinstance(found, int):
         raise BlobError(f"the header is damaged: {key!r} is no number")
     return found
@@ -435,4 +435,4 @@ def _parsed(text: bytes, name: str) -> dict[str, Any]:
         raise BlobError(f"{name} is damaged: its header cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise BlobError(f"{name} is damaged: its header is no table")
-    return cast(dict[str, Any], header)
+    return cast("dict[str, Any]", header)

@@ -199,7 +199,7 @@ def _is_plain(value: Any) -> bool:
         held = cast("Mapping[Any, Any]", value)
         return all(isinstance(k, str) and _is_plain(v) for k, v in held.items())
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(v) for v in cast(Sequence[Any], value))
+        return all(_is_plain(v) for v in cast("Sequence[Any]", value))
     return isinstance(value, (str, int, float, bool))
 
 
@@ -299,7 +299,7 @@ def _restore(graph: Graph, reader: BlobReader) -> None:
         found = op_data.get(node.name)
         op: SubgraphOp | None = node.op
         if op is not None and isinstance(found, dict):
-            type(op).restore(op, cast(dict[str, Any], found), file)
+            type(op).restore(op, cast("dict[str, Any]", found), file)
 
 
 def exported_device(source: Source) -> str:
@@ -439,7 +439,7 @@ def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any
     if not defaults:
         return
     listed: list[Value] = []
-    for name, _ in cast(list[list[str]], header["inputs"]):
+    for name, _ in cast("list[list[str]]", header["inputs"]):
         if name in plain:
             listed.append(plain[name])
         elif defaults.get(name) in weights:
@@ -462,7 +462,7 @@ def _problems(device: Device, header: Mapping[str, Any]) -> list[str]:
         except DeviceError as error:
             problems.append(str(error))
             continue
-        was = cast(dict[str, str], capability)
+        was = cast("dict[str, str]", capability)
         changed = [f"{k} {was.get(k)!r}, here {now.get(k)!r}" for k in now if was.get(k) != now[k]]
         if changed:
             problems.append(f"compiled for another {name}: {', '.join(changed)}")
@@ -473,7 +473,7 @@ def _table(header: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = header.get(key)
     if not isinstance(found, dict):
         raise BlobError(f"the header is damaged: {key!r} is no table")
-    return cast(dict[str, Any], found)
+    return cast("dict[str, Any]", found)
 
 
 def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) -> Graph:
@@ -546,7 +546,7 @@ def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
     by_name = {p.name: p for p in all_parameters(graph)}
     stored = StoredWeights()
     packed = reader.header.get("packed")
-    for item in cast(list[dict[str, Any]], packed if isinstance(packed, list) else []):
+    for item in cast("list[dict[str, Any]]", packed if isinstance(packed, list) else []):
         parameters = tuple(by_name[name] for name in item["parameters"] if name in by_name)
         # A packed weight of parameters that the graph does not have can never be used.
         if len(parameters) != len(item["parameters"]):

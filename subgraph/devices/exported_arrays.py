@@ -112,4 +112,4 @@ class ArrayImporter:
         return tuple(self._parameters[name] for name in self._packed(stored)["parameters"])
 
     def _packed(self, number: int) -> dict[str, Any]:
-        return cast(dict[str, Any], self._reader.header["packed"][number])
+        return cast("dict[str, Any]", self._reader.header["packed"][number])

@@ -406,9 +406,7 @@ class Graph:
             for value in node.inputs:
                 if value is not None:
                     found[value] = None
-            for value in node.captures:
-                found[value] = None
-            for value in node.outputs:
+            for value in node.captures + node.outputs:
                 found[value] = None
         found.update(dict.fromkeys(self.outputs))
         return iter(found)
@@ -573,7 +571,7 @@ def copy_nodes(
         owner: The graph that will have all the copies, in this order; uses are listed. None: the
             copies are in no graph yet, and uses are not listed.
     """
-    known = cast(Callable[[Value | None], Value | None], values.get)
+    known = cast("Callable[[Value | None], Value | None]", values.get)
     new_node, new_value = Node.__new__, Value.__new__
     copies: list[Node] = []
     for node in nodes:
@@ -591,7 +589,10 @@ def copy_nodes(
         inputs: list[Value | None] = []
         for value in node.inputs:
             made = known(value)
-            if made is None and value is not None:
+            if made is not None:
+                if owner is not None:
+                    made.uses.append(copy)
+            elif value is not None:
                 if source is not None:
                     made = source(value)
                 else:  # as copy_value, but without calls: small regions have few other values
@@ -600,9 +601,7 @@ def copy_nodes(
                     made.type = value.type
                     made.producer = None
                     made.parameter = value.parameter
-                    made.uses = []
-            if owner is not None and made is not None:
-                made.uses.append(copy)
+                    made.uses = [] if owner is None else [copy]
             inputs.append(made)
         copy.inputs = tuple(inputs)
         copy.captures = node.captures

@@ -246,7 +246,7 @@ def recorded(function: _Function) -> _Function:
             return function(*numbers)
         return _applied(operation, *numbers)
 
-    return cast(_Function, call)
+    return cast("_Function", call)
 
 
 def _key(operand: Operand) -> Any:

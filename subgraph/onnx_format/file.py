@@ -177,7 +177,7 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
         path: Path = Path(model)  # pyright: ignore[reportUnknownArgumentType]
         buffer, folder = map_file(path), folder or path.parent
     elif isinstance(model, (bytes, bytearray, memoryview)):
-        buffer = bytes(cast(bytes, model))
+        buffer = bytes(cast("bytes", model))
     elif hasattr(model, "read"):
         buffer = model.read()
         if not isinstance(buffer, bytes):

@@ -112,7 +112,7 @@ class _BoundLaunch:
 
     def __init__(self, step: EmittedStep, kernel: cl.Kernel) -> None:
         self.step = step
-        self.launch = cast(ClLaunch, step.kernel)
+        self.launch = cast("ClLaunch", step.kernel)
         self.kernel = kernel
 
     @property
@@ -221,7 +221,7 @@ class ClExecutablePlan:
     # ------------------------------------------------------------------ preparation
 
     def _bind(self, step: EmittedStep) -> _BoundLaunch:
-        launch = cast(ClLaunch, step.kernel)
+        launch = cast("ClLaunch", step.kernel)
         try:
             kernel = self._runtime.kernel(launch.source, launch.name)
         except DeviceError as error:

@@ -259,6 +259,6 @@ class ClLowering(Lowering):
             raise Unsupported(f"{max(size)} work-items; kernels count to 2^31")
         group = None if local_size is None else tuple(int(n) for n in local_size)
         # The planner only stores the kernel of a step, so that a launch can take its place.
-        kernel = cast(Kernel, ClLaunch(source, name, size, group))
+        kernel = cast("Kernel", ClLaunch(source, name, size, group))
         words = cast("tuple[Argument, ...]", tuple(arguments))
         self.steps.append(EmittedStep(self.node, kernel, words, 1, 0, flops, bytes))

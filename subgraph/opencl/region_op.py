@@ -68,7 +68,7 @@ class ClSession(RegionSession):
 
     def _held_bytes(self) -> int:
         """Return the bytes of the buffers of all plans of this session."""
-        return sum(_buffer_bytes(cast(Plan, bound.plan)) for bound in self._bound.values())
+        return sum(_buffer_bytes(cast("Plan", bound.plan)) for bound in self._bound.values())
 
     def enqueue_finish(self) -> EnqueueFinish | None:
         """Return functions that enqueue a run, and that wait for it and return its results."""
@@ -78,14 +78,14 @@ class ClSession(RegionSession):
         ready = self.ready(inputs)
         if ready is None:
             return self.run_split(inputs, outputs)
-        bound = cast(ClExecutablePlan, ready)
+        bound = cast("ClExecutablePlan", ready)
         return bound, bound.enqueue(inputs, outputs)
 
     def _finish(self, enqueued: Any) -> Sequence[Any]:
         if isinstance(enqueued, tuple):
             bound, pending = cast("tuple[ClExecutablePlan, Pending]", enqueued)
             return bound.finish(pending)
-        return cast(Sequence[Any], enqueued)
+        return cast("Sequence[Any]", enqueued)
 
     def profile(self) -> list[ProfileEntry]:
         """Return the profile entries of the last measured run, with times of the device."""

@@ -198,7 +198,7 @@ def _constants(schema: Schema, given: Sequence[Any]) -> list[Value | None]:
             raise ModelError(
                 f"{schema.op_type}: an input is a tuple of values; unpack it, or pick one of them"
             )
-        array: Array = np.asarray(cast(Any, item))
+        array: Array = np.asarray(cast("Any", item))
         if array.dtype == object and not all(isinstance(part, str) for part in array.flat):
             raise ModelError(
                 f"{schema.op_type}: an input is {item!r}; give a value, a number or an array"

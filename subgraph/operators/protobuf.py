@@ -281,7 +281,7 @@ def _guess_kind(value: Any) -> AttributeKind | None:
             return "floats"
         one = kinds.pop()
         single = not kinds and one is not None and _ONE_OF[one] == one
-        return cast(AttributeKind, f"{one}s") if single else None
+        return cast("AttributeKind", f"{one}s") if single else None
     for type_, kind in _SCALAR_KINDS.items():
         if isinstance(value, type_):
             return kind
@@ -314,7 +314,7 @@ def sparse_from_proto(proto: SparseTensorProto) -> SparseTensor:
 
 # The kind of the elements of each kind of attribute, and its field in AttributeProto.
 _ONE_OF: Mapping[AttributeKind, AttributeKind] = {
-    kind: cast(AttributeKind, kind.removesuffix("s")) for kind in ATTRIBUTE_KINDS
+    kind: cast("AttributeKind", kind.removesuffix("s")) for kind in ATTRIBUTE_KINDS
 }
 _FIELDS: Mapping[AttributeKind, str] = {
     **{kind: kind for kind in ATTRIBUTE_KINDS},

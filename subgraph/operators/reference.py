@@ -305,7 +305,7 @@ def _implementations(domain: str) -> Mapping[str, Mapping[int | None, Any]]:
         return {}
     module: Any = import_module(f"onnx.reference.ops{folder}._op_list")
     known = module._build_registered_operators()
-    return cast(Mapping[str, Mapping[int | None, Any]], known)
+    return cast("Mapping[str, Mapping[int | None, Any]]", known)
 
 
 def _proto_with_defaults(node: Node, count: int) -> Any:

@@ -125,7 +125,7 @@ def from_onnx(found: Any) -> Schema:
     for name, attribute in found.attributes.items():
         default: Any = attribute.default_value
         has_default = bool(default) and default.type != onnx.AttributeProto.UNDEFINED
-        kind = cast(AttributeKind, attribute.type.name.lower())
+        kind = cast("AttributeKind", attribute.type.name.lower())
         value: Any = onnx.helper.get_attribute_value(default) if has_default else None
         if isinstance(value, bytes):
             value = value.decode()

@@ -282,7 +282,7 @@ def _slice(of: _Operands) -> Array | None:
         listed: list[Any] = [of.node.attrs.get(name) for name in ("starts", "ends", "axes")]
     else:
         listed = [None if known is None else known.ravel() for known in of.inputs[1:]]
-    starts, ends, axes, steps = cast(Sequence[Any], [*listed, None, None][:4])
+    starts, ends, axes, steps = cast("Sequence[Any]", [*listed, None, None][:4])
     for k in range(len(starts)):
         axis = k if axes is None else int(axes[k])
         step = 1 if steps is None else int(steps[k])

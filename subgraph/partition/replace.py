@@ -9,6 +9,7 @@ import attrs
 
 from subgraph.errors import PartitionError, SubgraphError, described
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
+from subgraph.graph.naming import fresh_name
 from subgraph.graph.order import list_uses
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType
@@ -308,11 +309,9 @@ class Replacement:
 
     def _name_apart(self, taken: set[str]) -> None:
         """Rename nodes of regions whose names are in ``taken``, and add all their names to it."""
+        count: dict[str, int] = {}
         for node in self._made:
-            name = node.name
-            count = 0
-            while name in taken:
-                count += 1
-                name = f"{node.name}_{count}"
-            node.name = name
-            taken.add(name)
+            if node.name in taken:
+                count.setdefault(node.name, 1)  # the first suffix
+                node.name = fresh_name(node.name, taken, count)
+            taken.add(node.name)

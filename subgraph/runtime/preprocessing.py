@@ -27,7 +27,7 @@ def _floats(values: Any) -> tuple[float, ...]:
     if values is None:
         return ()
     try:
-        return tuple(float(v) for v in cast(Sequence[Any], np.atleast_1d(values).tolist()))
+        return tuple(float(v) for v in cast("Sequence[Any]", np.atleast_1d(values).tolist()))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"mean and scale take a number or several, got {values!r}") from error
 

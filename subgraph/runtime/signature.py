@@ -338,7 +338,7 @@ def _of_other_type(port: Port, item: Any) -> Any:
                 f"input {port.name!r} is {port.type}, got {type(item).__name__}; give a list"
             )
         inner = Port(port.name, port.type.element)
-        return [_of_other_type(inner, part) for part in cast(Sequence[Any], item)]
+        return [_of_other_type(inner, part) for part in cast("Sequence[Any]", item)]
     if isinstance(port.type, OptionalType):
         return None if item is None else _of_other_type(Port(port.name, port.type.element), item)
     if isinstance(port.type, TensorType):

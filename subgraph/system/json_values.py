@@ -20,7 +20,7 @@ _LARGEST = 65536  # bytes of an array: each region's note in a file repeats the 
 
 def with_tuples(value: Any) -> Any:
     """Return a value of `json.loads` with tuples in place of lists, also in nested lists."""
-    return tuple(map(with_tuples, cast(list[Any], value))) if isinstance(value, list) else value
+    return tuple(map(with_tuples, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def to_json(value: Any) -> Any:

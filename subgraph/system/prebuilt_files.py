@@ -76,7 +76,7 @@ def read_table(file: BinaryIO) -> tuple[dict[str, Any], int]:
     text = file.read(length)
     if hashlib.sha256(text).digest() != checksum:
         raise ValueError("the checksum of its table does not fit")
-    return cast(dict[str, Any], json.loads(text)), _PREFIX.size + length
+    return cast("dict[str, Any]", json.loads(text)), _PREFIX.size + length
 
 
 def write_data(path: Path, key: str, data: bytes) -> None:

@@ -174,7 +174,7 @@ def _with_options(
 def _bind(name: str, step: Pass, options: Mapping[str, Any]) -> Pass:
     if inspect.isclass(step):
         try:
-            return cast(Pass, step(**options))
+            return cast("Pass", step(**options))
         except SubgraphError:
             raise
         except Exception as error:

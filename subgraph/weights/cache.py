@@ -477,7 +477,7 @@ def _function_id(function: Any) -> str:
     code: CodeType | None = getattr(function, "__code__", None)
     if code is None:
         named = hasattr(function, "__qualname__")
-        owner: Any = function if named else cast(Any, type(function))
+        owner: Any = function if named else cast("Any", type(function))
         parts.append(f"{getattr(owner, '__module__', '')}.{getattr(owner, '__qualname__', owner)}")
         return "|".join(parts)
     parts.append(f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}")

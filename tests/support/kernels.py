@@ -87,7 +87,7 @@ class Memory:
     def weight(self, weight: Weight) -> Array:
         """Return what a recipe makes."""
         sources = [
-            self.weight(s) if isinstance(s, Weight) else cast(Array, getattr(s, "array", s))
+            self.weight(s) if isinstance(s, Weight) else cast("Array", getattr(s, "array", s))
             for s in weight.sources
         ]
         return np.ascontiguousarray(weight.make(*sources))
@@ -189,7 +189,7 @@ def run_node(
         result.storage = Storage("arena", result.nbytes)
         results.append(result)
     node = cast(
-        Any,
+        "Any",
         SimpleNamespace(
             op_type=op_type,
             attrs=dict(attrs or {}),

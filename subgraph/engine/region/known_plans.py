@@ -28,7 +28,7 @@ class KnownPlans(Strategy):
         if plan is None or not plan.versions.are_current():
             return None
         self._plans.move_to_end(request.key)
-        return cast(object, plan)
+        return cast("object", plan)
 
     def add(self, key: Key, plan: Any) -> None:
         """Add a plan; the least recently used one is dropped if there are too many."""

@@ -41,7 +41,7 @@ def describe(graph: Graph, fused: Graph) -> Described | None:
         n.name if n.subgraph is None else _describe_fused(n, n.subgraph) for n in fused.nodes
     ]
     try:
-        found = cast(Described, json.loads(json.dumps(entries)))
+        found = cast("Described", json.loads(json.dumps(entries)))
         # The description is checked by using it: only if it gives the same text is it exported.
         again = rebuild(graph, found)
     except (SubgraphError, KeyError):
@@ -53,7 +53,7 @@ def describe(graph: Graph, fused: Graph) -> Described | None:
 def _is_plain(value: Any) -> bool:
     """Return whether JSON can represent an attribute, with lists in place of tuples."""
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in cast(Sequence[Any], value))
+        return all(_is_plain(item) for item in cast("Sequence[Any]", value))
     return isinstance(value, _JSON_TYPES)
 
 

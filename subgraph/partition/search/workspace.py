@@ -46,7 +46,7 @@ def _edges(nodes: Sequence[Node]) -> Edges:
     """Return the edges between nodes."""
     count = len(nodes)
     numbers = dict(zip(nodes, range(count), strict=True))
-    number_of = cast(Callable[[Node | None], int | None], numbers.get)
+    number_of = cast("Callable[[Node | None], int | None]", numbers.get)
     users: list[int] = []
     producers: list[int] = []
     for user, node in enumerate(nodes):
