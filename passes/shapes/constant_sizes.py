@@ -66,7 +66,7 @@ def adapted(graph: Graph, types: Mapping[Value, ValueType | None]) -> Adapted:
     primes = _Primes(types)
     result = graph.clone()
     if not primes.bases:
-        return Adapted(result, {}, "")
+        return Adapted(result, _shapes(graph, types, primes), "")
     region = next((node for node in graph.nodes if node.subgraph is not None), None)
     if region is not None:
         raise ShapeError(
@@ -94,9 +94,30 @@ def adapted(graph: Graph, types: Mapping[Value, ValueType | None]) -> Adapted:
             made = change.node(node, [replaced.get(v, v) if v else None for v in node.inputs])
             replaced.update(zip(node.outputs, made.outputs, strict=True))
     result.rewire(replaced)
-    found = {value.name: primes.shape(value.type) for value in typed.values()}
-    shapes = {name: shape for name, shape in found.items() if shape is not None}
-    return Adapted(result, shapes, walk.misfit)
+    return Adapted(result, primes.shapes(typed), walk.misfit)
+
+
+def _shapes(
+    graph: Graph, types: Mapping[Value, ValueType | None], primes: _Primes
+) -> Mapping[str, tuple[Dim, ...]]:
+    """Return shapes by the value's name if no number is replaced, for `Adapted`.
+
+    A size such as 12*N follows as a number from the primes, though no dimension can express it.
+
+    Args:
+        graph: The graph; it is not changed.
+        types: New types of the inputs that change.
+        primes: The primes for them.
+    """
+    typed, copies = graph.clone_with_map()
+    for node in typed.nodes:
+        for value in node.outputs:
+            value.type = None
+    for value in graph.inputs:
+        new = types.get(value, value.type)
+        copies[value].type = primes.changed(value.type, new)
+    infer_graph(typed, strict=False)
+    return primes.shapes(typed)
 
 
 class _Primes:
@@ -135,6 +156,11 @@ class _Primes:
             return None
         return tuple(self._dims.get(size, size if size < _FIRST_PRIME else None) for size in sizes)
 
+    def shapes(self, graph: Graph) -> dict[str, tuple[Dim, ...]]:
+        """Return the shapes of a graph's values by name, of those whose sizes are known."""
+        found = {value.name: self.shape(value.type) for value in graph.values()}
+        return {name: shape for name, shape in found.items() if shape is not None}
+
     def text(self, message: str) -> str:
         """Return a message with the new dimensions for the primes, as in ``12*batch``."""
         return re.sub(r"\b\d+\b", lambda found: self._product(int(found[0])), message)
@@ -152,7 +178,7 @@ class _Primes:
 
     def _changed(self, old: Dim, new: Dim) -> Dim:
         if not isinstance(old, int) or old in (new, 0):
-            return self._named(old)
+            return self._named(old if old == 0 else new)
         prime = self._prime((old, new), old, new)
         self.bases[prime] = old
         return old * prime
