@@ -21,9 +21,11 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.result_arrays import is_array
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import Batch, BatchAxis, NoBatch, filled
 from subgraph.operators.shape_values import is_partial
 from subgraph.operators.type_inference import Inference, infer_graph
 
+from .node_batches import node_batches
 from .size_changes import RULES, Change, Site, Sizes, static_shape
 
 _FIRST_PRIME = 10007  # larger than most sizes, so that it divides none by chance
@@ -221,6 +223,10 @@ class _Walk(Inference):
         super().__init__(graph, False, set(graph.inputs), {}, changed)
         self._primes = primes
         self._old = old
+        # The prime of a batch of 1, if no other number changes.
+        bases = list(primes.bases.items())
+        self._prime = bases[0][0] if len(bases) == 1 and bases[0][1] == 1 else None
+        self._batches: dict[Value, Batch] = {}
         self.changes: dict[str, Change] = {}
         self.lost = ""
         self.misfit = ""
@@ -232,6 +238,8 @@ class _Walk(Inference):
         known: Sequence[Array | None],
     ) -> Sequence[ValueType | None]:
         """Return the types for the primes: those of the changed node, if it has to change."""
+        for value in node.inputs:
+            self._batch(value)  # in the order of nodes, so that no call goes deep
         rule = None if node.domain else RULES.get(node.op_type)
         change = rule(self._site(node, types, known)) if rule is not None else None
         if change is not None:
@@ -258,7 +266,32 @@ class _Walk(Inference):
             None if value in changed else _constant(value, array)
             for value, array in zip(node.inputs, known, strict=True)
         ]
-        return Site(node, old, list(map(static_shape, types)), constants, self._primes.bases)
+        shapes = list(map(static_shape, types))
+        batch = self._batch(node.inputs[0]) if node.inputs else None
+        axis = batch if isinstance(batch, BatchAxis) else None
+        return Site(node, old, shapes, constants, self._primes.bases, axis)
+
+    def _batch(self, value: Value | None) -> Batch:
+        """Return the batch of a value, if only a batch of 1 changes.
+
+        The operands of a changed node that are repeated are the same for all rows.
+        """
+        changed = self.changed or {}
+        if self._prime is None:
+            return None
+        if value is None or value not in changed:
+            return NoBatch.SHARED
+        node, shape = value.producer, static_shape(value.type)
+        if node is None:
+            return None if shape is None else filled(shape, self._prime)
+        if value not in self._batches:
+            inputs = [self._batch(each) for each in node.inputs]
+            change = self.changes.get(node.name)
+            for k, shape in () if change is None else change.operands.items():
+                inputs[k] = filled(shape, self._prime)
+            found = node_batches(node, inputs, self.known, self._prime)
+            self._batches.update(zip(node.outputs, found, strict=True))
+        return self._batches[value]
 
     def _check_batch(
         self, node: Node, types: Sequence[ValueType | None], found: Sequence[ValueType | None]

@@ -118,8 +118,7 @@ def _merged_or_split(axes: Axes, rng: random.Random) -> Axes:
     """Return axes of which two neighbours are one, or one is two.
 
     The batch joins the axis before it, as PyTorch's flatten of (tokens, batch) does, or the axis
-    behind it if it is the first, as with heads of an attention. Of an axis (tokens, batch) the
-    whole batch is split off: numbers do not tell on which side of another split it belongs.
+    behind it if it is the first, as with heads of an attention.
     """
     k = rng.randrange(len(axes) - 1)
     merges = rng.random() < 0.5
@@ -130,8 +129,6 @@ def _merged_or_split(axes: Axes, rng: random.Random) -> Axes:
     if len(axes[k]) < 2:
         return axes
     at = rng.randrange(1, len(axes[k]))
-    if "B" in axes[k][1:]:
-        at = axes[k].index("B")
     return [*axes[:k], axes[k][:at], axes[k][at:], *axes[k + 1 :]]
 
 
