@@ -3,9 +3,8 @@
 "BATCH:CPU(16)" compiles the model for batches of any size. A request that comes while the device
 is free runs at once. Those that come meanwhile wait, and then run together, up to 16 rows. A
 request of more rows is divided. The time of a row falls with the batch where a run reads many
-weights for few results, as in decoders and fully connected layers, and grows where the values
-between two layers do not fit into the caches. Without a number the size is the one with the least
-time for a row, measured when the model is compiled.
+weights for few results, as in decoders and fully connected layers. Without a number the size is the
+one with the least time for a row, measured when the model is compiled.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-import attrs
 import numpy as np
 
 from subgraph.engine.cpu.dry_run_plan import DryRunPlan
+from subgraph.engine.cpu.region_options import CpuRegionOptions
 from subgraph.engine.cpu.region_session import ArgumentLayouts, CpuSession
+from subgraph.engine.cpu.row_parts import RowParts
 from subgraph.engine.cpu.stored_programs import StoredPrograms
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 from subgraph.engine.executable.argument_layout import make_argument_layout
@@ -21,9 +22,8 @@ from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.planner.dry_run import DryRun
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.concrete_plan import ConcretePlan
-from subgraph.engine.region.region_op import Fuse, Guards, RegionOp, RegionOptions, without_weights
+from subgraph.engine.region.region_op import Fuse, Guards, RegionOp, without_weights
 from subgraph.engine.region.strategy import Strategy
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph
@@ -38,22 +38,12 @@ from subgraph.weights.cache import WeightCache, WeightEntry
 _SAMPLE_SIZES = ((1, 64), (1, 224), (16, 64))
 
 
-@attrs.frozen
-class CpuRegionOptions(RegionOptions):
-    """How a region of the CPU is run.
-
-    Attributes:
-        pools: The thread pool of each stream; empty: steps run only on the calling thread.
-    """
-
-    pools: tuple[Pool, ...] = ()
-
-
 class CpuSubgraphOp(RegionOp):
     """Runs a graph by plans of compiled kernels.
 
     Attributes:
         symbolic: The strategy for shapes that differ from call to call.
+        row_parts: Decides how many rows of a batch run at a time.
     """
 
     device = "CPU"
@@ -62,6 +52,7 @@ class CpuSubgraphOp(RegionOp):
     def __init__(self, subgraph: Graph, options: CpuRegionOptions, fuse: Fuse) -> None:
         """Prepare to run a graph; see `RegionOp`."""
         super().__init__(subgraph, options, fuse)
+        self.row_parts = RowParts(subgraph, self.data_inputs, self.parameters, options)
         self._sessions = count()
         self._layouts = ArgumentLayouts(self.weights)
 
@@ -80,7 +71,7 @@ class CpuSubgraphOp(RegionOp):
         """Return a session with memory of its own; streams are assigned in rotation."""
         pools = self.options.pools
         pool = pools[next(self._sessions) % len(pools)] if pools else None
-        return CpuSession(self, self._layouts, pool)
+        return CpuSession(self, self.row_parts, self._layouts, pool)
 
     def release(self) -> None:
         """Drop plans, programs and weights."""
@@ -92,14 +83,17 @@ class CpuSubgraphOp(RegionOp):
     def adopt(self, fused: Graph, guards: Guards, dry_run: DryRun) -> None:
         """Take the fused graph and the dry run of a query of the same graph.
 
-        They are ignored if the fused graph has other inputs or outputs than this region.
+        They are ignored if the fused graph has other inputs, types of inputs or outputs.
 
         Args:
             fused: The fused graph.
             guards: Versions of the parameters on whose content the fusion depends.
             dry_run: The dry run of the fused graph.
         """
-        inputs = [[v.name for v in g.inputs if v.parameter is None] for g in (fused, self.subgraph)]
+        inputs = [
+            [(v.name, v.type) for v in g.inputs if v.parameter is None]
+            for g in (fused, self.subgraph)
+        ]
         outputs = [[v.name for v in g.outputs] for g in (fused, self.subgraph)]
         if inputs[0] == inputs[1] and outputs[0] == outputs[1]:
             with self._lock:
