@@ -115,7 +115,7 @@ def slice_batch(call: BatchCall) -> Sequence[Batch]:
 
 
 def split_batch(call: BatchCall) -> Sequence[Batch]:
-    """Parts of other axes keep the batch; its own axis may be split_batch into whole batches."""
+    """Parts of other axes keep the batch; its own axis may be split into whole batches."""
     batch = call.axis_of(0)
     if batch is None or not call.only(0):
         return call.everywhere(None)
@@ -154,7 +154,7 @@ def tile_batch(call: BatchCall) -> Sequence[Batch]:
 
 
 def pad_batch(call: BatchCall) -> Sequence[Batch]:
-    """All axes but the batch may be pad_batch."""
+    """All axes but the batch may be padded."""
     batch = call.axis_of(0)
     name = "paddings" if "paddings" in call.node.attrs else "pads"
     pads, axes = call.integers(1, name), call.integers(3, "axes")

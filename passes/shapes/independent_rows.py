@@ -64,33 +64,34 @@ def row_dependence(graph: Graph) -> str:
     return ""
 
 
-def with_any_batch(graph: Graph) -> Graph | None:
-    """Return a graph of a batch of several rows for any number of rows, if that is proved to work.
+def independent_form(graph: Graph) -> Graph | None:
+    """Return a graph for any number of rows, if they are proved to be independent.
 
     Args:
-        graph: The graph; it is not changed. All inputs but weights have the same first size.
+        graph: The graph; it is not changed. The batch, the first dimension of all inputs but
+            weights, may be a name or a number, for which constants of the graph are adapted.
 
     Returns:
-        The graph; None if inputs have other first sizes, a constant cannot be adapted, or rows may
-        depend on each other.
+        The graph; None if inputs have other first dimensions, a constant cannot be adapted, or rows
+        may depend on each other.
     """
     inputs = [value for value in graph.inputs if value.parameter is None]
     types = [value.type for value in inputs if isinstance(value.type, TensorType)]
-    sizes = {type_.shape[0] if type_.shape else None for type_ in types}
-    (rows, *others) = sizes or {None}
-    if others or len(types) < len(inputs) or not isinstance(rows, int) or rows < 2:
+    first = {type_.shape[0] if type_.shape else None for type_ in types}
+    if len(first) != 1 or len(types) < len(inputs):
         return None
-    new: dict[Value, ValueType | None] = {
-        value: TensorType(type_.dtype, ("rows", *(type_.shape or ())[1:]))
-        for value, type_ in zip(inputs, types, strict=True)
-    }
-    try:
-        if adapted(graph, new).misfit:
+    if isinstance(first.pop(), int):
+        new: dict[Value, ValueType | None] = {
+            value: TensorType(type_.dtype, ("rows", *(type_.shape or ())[1:]))
+            for value, type_ in zip(inputs, types, strict=True)
+        }
+        try:
+            if adapted(graph, new).misfit:
+                return None
+            graph = apply_pass(graph, ReshapeInputs(batch="rows"))
+        except SubgraphError:
             return None
-        flexible = apply_pass(graph, ReshapeInputs(batch="rows"))
-    except SubgraphError:
-        return None
-    return None if row_dependence(flexible) else flexible
+    return None if row_dependence(graph) else graph
 
 
 def _is_expanded(node: Node) -> bool:

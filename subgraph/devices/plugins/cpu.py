@@ -20,7 +20,6 @@ from subgraph.devices.model_input import region_form
 from subgraph.devices.query import PreparedGraph
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.cpu.region_options import CpuRegionOptions
-from subgraph.engine.cpu.row_parts import runs_in_parts
 from subgraph.engine.planner.dry_run import dry_run
 from subgraph.engine.planner.lowering import LOWERINGS, lowering
 from subgraph.engine.planner.plan_types import PlanOptions
@@ -30,7 +29,7 @@ from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
 from subgraph.operators.subgraph_op import SubgraphOp
-from subgraph.passes.shapes.independent_rows import row_dependence, with_any_batch
+from subgraph.passes.shapes.independent_rows import independent_form
 from subgraph.runtime.control_flow import is_branching
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.system import host
@@ -101,11 +100,9 @@ class CpuDevice(Device):
             profiling=options.ENABLE_PROFILING,
             compile_seconds=options.COMPILE_TIMEOUT,
             rows=options.BATCH_ROWS,
-            dependence=row_dependence,
+            independent=independent_form,
         )
-        # A part has another number of rows than the batch.
-        flexible = with_any_batch(graph) if runs_in_parts(graph, region) else None
-        op = CpuSubgraphOp(flexible or graph, region, lambda inner: fuse(inner, options))
+        op = CpuSubgraphOp(graph, region, lambda inner: fuse(inner, options))
         op.device = self.name
         op.fusion = f"FUSION={options.FUSION}"
         return op

@@ -18,10 +18,10 @@ class CpuRegionOptions(RegionOptions):
     Attributes:
         pools: The thread pool of each stream; empty: steps run only on the calling thread.
         rows: Rows of a batch that run at a time, if rows are independent; 0: chosen by sizes.
-        dependence: Returns why rows of a graph may depend on each other, "" if none does; None:
-            nothing is known.
+        independent: Returns a graph for any number of rows that are proved to be independent, None
+            if there is none; None: nothing is proved.
     """
 
     pools: tuple[Pool, ...] = ()
     rows: int = 0
-    dependence: Callable[[Graph], str] | None = None
+    independent: Callable[[Graph], Graph | None] | None = None

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from subgraph.engine.cpu.region_options import CpuRegionOptions
+from subgraph.engine.region.region_op import Guards
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter, Versions
 from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
@@ -37,6 +38,7 @@ _CACHED_SHAPES = 64
 _MOST_ROW_SHAPES = 8
 
 Types = Sequence[TensorType | None]
+Shapes = tuple[tuple[int, ...], ...]
 
 
 @attrs.frozen
@@ -101,24 +103,7 @@ def row_sizes(graph: Graph, types: Types, rows: int) -> RowSizes:
 
 def _count(type_: TensorType) -> int:
     """Return the number of elements of a static type."""
-    return math.prod(dim for dim in type_.shape or () if isinstance(dim, int))
-
-
-def runs_in_parts(graph: Graph, options: CpuRegionOptions) -> bool:
-    """Return whether a region with a batch of a fixed size would run in parts.
-
-    Args:
-        graph: The region; whether its rows are independent is not known.
-        options: How it is run.
-    """
-    types = [value.type for value in graph.inputs if value.parameter is None]
-    tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
-    first = {type_.shape[0] if type_.shape else 0 for type_ in tensors}
-    (rows, *others) = first or {0}
-    if len(tensors) < len(types) or others or not isinstance(rows, int) or rows < 2:
-        return False
-    part = options.rows or row_sizes(graph, [None] * len(graph.inputs), rows).part(rows, options)
-    return part < rows
+    return math.prod(_shape(type_))
 
 
 class RowParts:
@@ -148,9 +133,9 @@ class RowParts:
             for p in parameters
             if "float" not in p.type.dtype and _count(p.type) <= _MAX_SHAPE_ELEMENTS
         ]
-        self._proved: tuple[bool, Versions] | None = None
-        self._rows: dict[tuple[tuple[int, ...], ...], int] = {}
-        self._sizes: dict[tuple[tuple[int, ...], ...], RowSizes] = {}
+        self._form: tuple[Graph | None, Versions] | None = None
+        self._rows: dict[Shapes, int] = {}
+        self._sizes: dict[Shapes, RowSizes] = {}
 
     def of(self, inputs: Sequence[Any]) -> int:
         """Return the rows of each part of a request, all rows if it runs as a whole.
@@ -159,44 +144,83 @@ class RowParts:
             inputs: Arrays for the inputs that are not weights; the first one has several rows.
         """
         shapes = tuple([item.shape for item in inputs])
-        if self._proved is not None and not self._proved[1].are_current():
-            self._proved = None
+        if self._form is not None and not self._form[1].are_current():
+            self._form = None
             self._rows.clear()
         found = self._rows.get(shapes)
         if found is None:
             if len(self._rows) >= _CACHED_SHAPES:
                 self._rows.clear()
-            found = self._rows[shapes] = self._decide(inputs)
+            types = [TensorType(dtype_of(item), item.shape) for item in inputs]
+            found = self._rows[shapes] = self._decide(types)
         return found
 
-    def _decide(self, inputs: Sequence[Any]) -> int:
+    def _decide(self, types: Sequence[TensorType]) -> int:
         """Return the rows of each part of a request of new shapes."""
-        rows = int(inputs[0].shape[0])
-        if self._options.dependence is None:
-            return rows
-        if not all(item.ndim and item.shape[0] == rows for item in inputs):
+        first = {_shape(type_)[:1] for type_ in types}
+        ((rows, *_), *others) = [dims or (0,) for dims in first]
+        if self._options.independent is None or others or rows < 2:
             return rows
         part = self._options.rows
         if not part:
-            sizes = self._sizes_of(inputs)
+            sizes = self._sizes_of(types, rows)
             part = rows if sizes is None else sizes.part(rows, self._options)
-        return part if part < rows and self._is_divisible() else rows
+        return part if part < rows and self._independent() is not None else rows
 
-    def _sizes_of(self, inputs: Sequence[Any]) -> RowSizes | None:
+    def _sizes_of(self, types: Sequence[TensorType], rows: int) -> RowSizes | None:
         """Return the sizes of rows of these shapes; None if there were many other shapes."""
-        key = tuple([item.shape[1:] for item in inputs])
+        key = tuple([_shape(type_)[1:] for type_ in types])
         found = self._sizes.get(key)
         if found is None and len(self._sizes) < _MOST_ROW_SHAPES:
-            types: list[TensorType | None] = [None] * len(self._subgraph.inputs)
-            for k, item in zip(self._positions, inputs, strict=True):
-                types[k] = TensorType(dtype_of(item), (_ROWS, *item.shape[1:]))
-            found = self._sizes[key] = row_sizes(self._subgraph, types, _ROWS)
+            given: list[TensorType | None] = [None] * len(self._subgraph.inputs)
+            if self._fixed_types() != types:  # else the region has these types
+                rows = _ROWS
+                for k, type_ in zip(self._positions, types, strict=True):
+                    given[k] = TensorType(type_.dtype, (rows, *_shape(type_)[1:]))
+            found = self._sizes[key] = row_sizes(self._subgraph, given, rows)
         return found
 
-    def _is_divisible(self) -> bool:
-        """Return whether rows are proved to be independent."""
-        if self._proved is None:
+    def _fixed_types(self) -> list[TensorType] | None:
+        """Return the types of the inputs that are not weights; None if one is not static."""
+        types = [self._subgraph.inputs[k].type for k in self._positions]
+        found = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
+        return found if found and len(found) == len(types) else None
+
+    def _independent(self) -> Graph | None:
+        """Return the region for any number of rows, if they are proved to be independent."""
+        if self._form is None:
             versions = Versions([(p, p.version) for p in self._read])
-            dependence = self._options.dependence
-            self._proved = dependence is not None and not dependence(self._subgraph), versions
-        return self._proved[0]
+            independent = self._options.independent
+            self._form = None if independent is None else independent(self._subgraph), versions
+        return self._form[0]
+
+    def form(self) -> tuple[Graph, Guards] | None:
+        """Return the region for any number of rows, if its batch has a fixed size and parts.
+
+        Returns:
+            The graph, and the parameters whose content it depends on, with their versions; None if
+            the region itself is to be fused.
+        """
+        types = self._fixed_types()
+        if types is None or len(_shape(types[0])) == 0:
+            return None
+        rows = _shape(types[0])[0]
+        if rows < 2 or self._decide(types) == rows:
+            return None
+        graph = self._independent()
+        return None if graph is None else (graph, tuple((p, p.version) for p in self._read))
+
+    def to_export(self) -> list[Any]:
+        """Return the decisions as plain JSON."""
+        return [[list(map(list, shapes)), rows] for shapes, rows in self._rows.items()]
+
+    def restore(self, saved: Sequence[Any]) -> None:
+        """Take the decisions of an exported model with the same options and weights."""
+        for shapes, rows in saved:
+            key: Shapes = tuple([tuple(shape) for shape in shapes])
+            self._rows[key] = max(1, int(rows))
+
+
+def _shape(type_: TensorType) -> tuple[int, ...]:
+    """Return the shape of a static type."""
+    return tuple(dim for dim in type_.shape or () if isinstance(dim, int))

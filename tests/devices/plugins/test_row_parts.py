@@ -116,6 +116,21 @@ def test_weights_that_change_and_exported_models() -> None:
         assert op_of(again).row_parts.of(arrays) == 2
 
 
+@pytest.mark.parametrize("size", ["N", 16])
+def test_an_imported_model_runs_in_parts_without_its_graph(size: int | str) -> None:
+    arrays = [floats(16, 3, 64, 64), floats(16, 1, 1, 1)]
+    model = sg.compile_model(images(size), "CPU", {"INFERENCE_NUM_THREADS": 1})
+    expected = [np.array(array) for array in model(arrays).values()]
+    stream = io.BytesIO()
+    model.export_model(stream)
+    stream.seek(0)
+    again = sg.import_model(stream, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    for found, array in zip(again(arrays).values(), expected, strict=True):
+        np.testing.assert_array_equal(found, array)
+    assert op_of(again).row_parts.of(arrays) == 1
+    assert not op_of(again).subgraph.is_loaded
+
+
 @pytest.mark.parametrize("size", ["N", 6])
 def test_rows_that_may_depend_on_each_other_run_together(size: int | str) -> None:
     x = sg.input("x", shape=(size, 4))
