@@ -76,10 +76,11 @@ class RowSizes:
         return best if rows >= 2 * best else rows
 
 
-def row_sizes(graph: Graph, types: Types, rows: int) -> RowSizes:
-    """Return the sizes of weights and of a row's values.
+def row_sizes(graph: Graph, types: Types, rows: int) -> RowSizes | None:
+    """Return the sizes of weights and of a row's values; None for a quantized region.
 
     Results of elementwise operators do not count, since they are fused with others, nor do views.
+    In quantized regions most values are fused away, and products are so fast that weights decide.
 
     Args:
         graph: A region.
@@ -93,6 +94,8 @@ def row_sizes(graph: Graph, types: Types, rows: int) -> RowSizes:
         for value in () if fused else node.outputs:
             type_ = value.type
             if isinstance(type_, TensorType) and type_.is_static:
+                if type_.dtype in ("int8", "uint8"):
+                    return None
                 count = _count(type_)
                 if count % rows == 0:
                     sizes.append(count // rows * numpy_dtype(type_.dtype).itemsize)
@@ -135,7 +138,7 @@ class RowParts:
         ]
         self._form: tuple[Graph | None, Versions] | None = None
         self._rows: dict[Shapes, int] = {}
-        self._sizes: dict[Shapes, RowSizes] = {}
+        self._sizes: dict[Shapes, RowSizes | None] = {}
 
     def of(self, inputs: Sequence[Any]) -> int:
         """Return the rows of each part of a request, all rows if it runs as a whole.
@@ -168,17 +171,16 @@ class RowParts:
         return part if part < rows and self._independent() is not None else rows
 
     def _sizes_of(self, types: Sequence[TensorType], rows: int) -> RowSizes | None:
-        """Return the sizes of rows of these shapes; None if there were many other shapes."""
+        """Return the sizes of rows; None of a quantized region, and after many other shapes."""
         key = tuple([_shape(type_)[1:] for type_ in types])
-        found = self._sizes.get(key)
-        if found is None and len(self._sizes) < _MOST_ROW_SHAPES:
+        if key not in self._sizes and len(self._sizes) < _MOST_ROW_SHAPES:
             given: list[TensorType | None] = [None] * len(self._subgraph.inputs)
             if self._fixed_types() != types:  # else the region has these types
                 rows = _ROWS
                 for k, type_ in zip(self._positions, types, strict=True):
                     given[k] = TensorType(type_.dtype, (rows, *_shape(type_)[1:]))
-            found = self._sizes[key] = row_sizes(self._subgraph, given, rows)
-        return found
+            self._sizes[key] = row_sizes(self._subgraph, given, rows)
+        return self._sizes.get(key)
 
     def _fixed_types(self) -> list[TensorType] | None:
         """Return the types of the inputs that are not weights; None if one is not static."""

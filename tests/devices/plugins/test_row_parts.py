@@ -75,6 +75,19 @@ def test_many_weights_or_few_values_run_as_a_whole() -> None:
         assert op_of(model).row_parts.of([array]) == rows
 
 
+def test_quantized_models_run_as_a_whole() -> None:
+    graph = images("N")
+    (x, scale), (y, _) = graph.inputs, graph.outputs
+    steps = np.float32(0.1), np.uint8(128)
+    quantized = ops.DequantizeLinear(ops.QuantizeLinear(y, *steps), *steps)
+    arrays = [floats(16, 3, 64, 64), floats(16, 1, 1, 1)]
+    for result, rows in ((quantized, 16), (y, 1)):
+        model = sg.compile_model(
+            sg.Graph([x, scale], [result]), "CPU", {"INFERENCE_NUM_THREADS": 1}
+        )
+        assert op_of(model).row_parts.of(arrays) == rows
+
+
 @pytest.mark.parametrize("size", ["N", 7])
 def test_stated_rows_and_a_rest(size: int | str) -> None:
     graph = images(size)
