@@ -329,3 +329,16 @@ def test_sizes_that_fit_some_inputs_only(caplog: pytest.LogCaptureFixture) -> No
     caplog.clear()
     sg.reshape(graph, {"x": ("N", 4)})
     assert not caplog.text
+
+
+def test_a_renamed_batch_reaches_outputs_through_sizes_without_a_dimension() -> None:
+    """No dimension can express the 2 * N rows of a Reshape that merges the batch with heads."""
+    x = sg.input("x", shape=("N", 6, 8))
+    rows = ops.Reshape(ops.Transpose(x, perm=[1, 0, 2]), numbers("merged", 6, -1, 4))
+    back = ops.Reshape(ops.Relu(rows), numbers("apart", 6, -1, 8))
+    graph = sg.Graph([x], [ops.Transpose(back, perm=[1, 0, 2])])
+    for size in ("M", "N", 5):
+        assert shape_of(sg.reshape(graph, batch=size).outputs[0]) == (size, 6, 8)
+    model = sg.compile_model(graph, "BATCH:CPU(2)")
+    array = floats(5, 6, 8)
+    np.testing.assert_array_equal(model(array)[0], np.maximum(array, 0))
