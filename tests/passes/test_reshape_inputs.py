@@ -143,6 +143,15 @@ def test_items_of_a_random_chain_stay_apart(seed: int) -> None:
     check_batch(graph, 0, batch)
 
 
+def test_a_split_of_tokens_and_batch_keeps_the_batch_on_its_side() -> None:
+    """In (tokens * batch, width) the batch is inside of the tokens, however they are split."""
+    x = sg.input("x", shape=(1, 6, 4))
+    merged = ops.Reshape(ops.Transpose(x, perm=[1, 0, 2]), numbers("merged", 6, 4))
+    split = ops.Softmax(ops.Reshape(merged, numbers("split", 2, 3, 4)), axis=0)
+    apart = ops.Reshape(split, numbers("apart", 6, 1, 4))
+    check_batch(sg.Graph([x], [ops.Transpose(apart, perm=[1, 0, 2])]))
+
+
 # ---------------------------------------------------------------- what models of exporters hold
 
 
