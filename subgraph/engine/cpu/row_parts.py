@@ -160,9 +160,10 @@ class RowParts:
 
     def _decide(self, types: Sequence[TensorType]) -> int:
         """Return the rows of each part of a request of new shapes."""
-        first = {_shape(type_)[:1] for type_ in types}
-        ((rows, *_), *others) = [dims or (0,) for dims in first]
-        if self._options.independent is None or others or rows < 2:
+        rows = _shape(types[0])[0]
+        if self._options.independent is None or rows < 2:
+            return rows
+        if any(_shape(type_)[:1] != (rows,) for type_ in types):
             return rows
         part = self._options.rows
         if not part:

@@ -168,8 +168,9 @@ def test_inputs_of_other_numbers_of_rows_run_as_a_whole() -> None:
     x, bias = sg.input("x", shape=("N", 4)), sg.input("bias", shape=("M", 4))
     model = sg.compile_model(sg.Graph([x, bias], [ops.Add(x, bias)]), "CPU", {"BATCH_ROWS": 2})
     a, b = floats(6, 4), floats(1, 4)
-    np.testing.assert_allclose(model(a, b)[0], a + b)
-    np.testing.assert_allclose(model(a, a)[0], a + a)
+    for left, right in ((a, b), (b, a), (a, a)):
+        np.testing.assert_allclose(model(left, right)[0], left + right)
+        assert op_of(model).row_parts.of([left, right]) == len(left)
 
 
 def test_sizes_are_not_computed_for_every_new_shape(monkeypatch: pytest.MonkeyPatch) -> None:
