@@ -30,7 +30,7 @@ _ROWS = 10007
 # part for each of these bytes; in float32, and where products run in bfloat16, which are so fast
 # that memory decides (measured with 34 networks, 16 rows and one thread).
 _MOST_WEIGHTS, _ROWS_PER_WEIGHTS = 0.7, 4
-_MOST_WEIGHTS_BFLOAT16, _ROWS_PER_WEIGHTS_BFLOAT16 = 1.6, 2
+_MOST_WEIGHTS_BFLOAT16, _ROWS_PER_WEIGHTS_BFLOAT16 = 1.3, 2
 _MAX_SHAPE_ELEMENTS = 256  # of a parameter that may state a shape
 _CACHED_SHAPES = 64
 # Shapes of rows of which sizes are computed; later ones run as a whole. A sequence that grows with
