@@ -1,5 +1,7 @@
 """Milliseconds for a row by the size of the batch: CPU, BATCH, ONNX Runtime and OpenVINO.
 
+"CPU whole" runs all rows at a time, which CPU does only where parts of rows are not faster.
+
 usage: python benchmarks/batches.py MODEL.onnx ... [--sizes 1,4,16] [--precision bfloat16]
 
 Models exported for one batch are reshaped. All alternate in one process with one thread; the
@@ -24,7 +26,7 @@ import subgraph as sg
 from subgraph.tools.bench_worker import onnxruntime, openvino
 from subgraph.tools.cli_inputs import input_arrays
 
-RUNNERS = ("CPU", "BATCH", "ONNX Runtime", "OpenVINO")
+RUNNERS = ("CPU", "CPU whole", "BATCH", "ONNX Runtime", "OpenVINO")
 
 
 def runners(graph: sg.Graph, size: int, precision: str) -> dict[str, Callable[[], Any]]:
@@ -36,10 +38,14 @@ def runners(graph: sg.Graph, size: int, precision: str) -> dict[str, Callable[[]
         precision: "float32" or "bfloat16".
     """
     config = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION": precision}
-    models = {name: sg.compile_model(graph, name, config) for name in ("CPU", "BATCH:CPU")}
+    models = {
+        "CPU": sg.compile_model(graph, "CPU", config),
+        "CPU whole": sg.compile_model(graph, "CPU", {**config, "BATCH_ROWS": size}),
+        "BATCH": sg.compile_model(graph, "BATCH:CPU", config),
+    }
     arrays = input_arrays(models["CPU"].inputs, {}, {"rows": str(size)}, 0)
     found: dict[str, Callable[[], Any]] = {
-        name.partition(":")[0]: partial(model, arrays) for name, model in models.items()
+        name: partial(model, arrays) for name, model in models.items()
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")

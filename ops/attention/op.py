@@ -15,6 +15,7 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import along
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard, variant
 from subgraph.operators.requirements import (
@@ -259,8 +260,14 @@ def fused_attention_operands(
 
 
 # The operators of this family, each in all its versions.
-declare("Attention", requires=attention_operands, infer=attention, compute=attention_reference)
-declare("LinearAttention", requires=decoding.linear_attention_operands)
-declare("RotaryEmbedding", requires=decoding.rotary_operands)
+declare(
+    "Attention",
+    requires=attention_operands,
+    infer=attention,
+    compute=attention_reference,
+    batch=along(0),
+)
+declare("LinearAttention", requires=decoding.linear_attention_operands, batch=along(0))
+declare("RotaryEmbedding", requires=decoding.rotary_operands, batch=along(0))
 declare("FlexAttention", domain="ai.onnx.preview", requires=decoding.flex_attention_operands)
 declare("FusedAttention", domain=INTERNAL_DOMAIN, requires=fused_attention_operands)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from subgraph.graph.graph import Node
+from subgraph.operators.batch_axes import Batch, BatchCall
 from subgraph.operators.operator import declare, find_operator
 from subgraph.operators.requirements import Tensor
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -39,6 +40,11 @@ def first_value(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [inputs[0]]
 
 
+def first_batch(call: BatchCall) -> Sequence[Batch]:
+    """The result is the first input, whatever the others are."""
+    return [call.inputs[0]]
+
+
 # The operators of this family, each in all its versions.
 declare(
     "Required",
@@ -46,4 +52,5 @@ declare(
     requires=required_operands,
     infer=first_type,
     compute=first_value,
+    batch=first_batch,
 )

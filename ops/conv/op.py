@@ -5,6 +5,7 @@ from __future__ import annotations
 from subgraph.dtypes import FLOATS
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import along
 from subgraph.operators.inference import infer_by_onnx
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
@@ -203,13 +204,21 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
 
 
 # The operators of this family, each in all its versions.
-declare("CausalConvWithState", requires=causal_convolution_operands, by_body=True)
-declare("Conv", requires=conv_operands, infer=convolution, compute=reference.conv, grows=True)
+declare("CausalConvWithState", requires=causal_convolution_operands, by_body=True, batch=along(0))
+declare(
+    "Conv",
+    requires=conv_operands,
+    infer=convolution,
+    compute=reference.conv,
+    grows=True,
+    batch=along(0),
+)
 declare(
     "ConvTranspose",
     requires=conv_transpose_operands,
     infer=convolution_transpose,
     compute=reference.conv_transpose,
     grows=True,
+    batch=along(0),
 )
 declare("FusedConv", domain=INTERNAL_DOMAIN, requires=fused_conv_operands)

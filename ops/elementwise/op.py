@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, Shape, TensorType, ValueType
+from subgraph.operators.batch_axes import elementwise, first_input
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
@@ -312,6 +313,7 @@ declare(
     requires=unary_operands,
     infer=unary,
     speculatable=True,
+    batch=elementwise,
 )
 declare(
     *("Ceil", "Floor", "Neg", "Not", "Reciprocal", "Sqrt"),
@@ -319,6 +321,7 @@ declare(
     infer=unary,
     compute=reference.elementwise,
     speculatable=True,
+    batch=elementwise,
 )
 declare(
     *("Add", "And", "Mul", "Or", "Sub", "Xor"),
@@ -326,6 +329,7 @@ declare(
     infer=broadcasting,
     compute=reference.binary,
     speculatable=True,
+    batch=elementwise,
 )
 declare(
     *("Div", "Pow"),
@@ -333,21 +337,31 @@ declare(
     infer=broadcasting,
     compute=reference.binary,
     speculatable=gives_floats,
+    batch=elementwise,
 )
 declare(
     *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mod"),
     requires=binary_operands,
     infer=broadcasting,
+    batch=elementwise,
 )
-declare("Cast", requires=cast_operands, infer=cast, compute=reference.cast, speculatable=True)
+declare(
+    "Cast",
+    requires=cast_operands,
+    infer=cast,
+    compute=reference.cast,
+    speculatable=True,
+    batch=elementwise,
+)
 declare(
     "CastLike",
     requires=cast_like_operands,
     infer=cast_like,
     compute=reference.cast_like,
     dtype_at=1,
+    batch=first_input,
 )
-declare("Clip", requires=clip_operands, infer=unary, compute=reference.clip)
+declare("Clip", requires=clip_operands, infer=unary, compute=reference.clip, batch=elementwise)
 declare(
     "Equal",
     "Greater",
@@ -356,34 +370,55 @@ declare(
     infer=comparison,
     compute=reference.binary,
     speculatable=True,
+    batch=elementwise,
 )
-declare("Erf", requires=unary_operands, infer=unary, compute=reference.erf, speculatable=True)
-declare("Gelu", requires=gelu_operands, infer=unary)
+declare(
+    "Erf",
+    requires=unary_operands,
+    infer=unary,
+    compute=reference.erf,
+    speculatable=True,
+    batch=elementwise,
+)
+declare("Gelu", requires=gelu_operands, infer=unary, batch=elementwise)
 declare(
     *("GreaterOrEqual", "LessOrEqual"),
     requires=binary_operands,
     infer=comparison,
     compute=reference.elementwise,
     speculatable=True,
+    batch=elementwise,
 )
-declare("IsInf", "IsNaN", requires=unary_operands, infer=test)
+declare("IsInf", "IsNaN", requires=unary_operands, infer=test, batch=elementwise)
 declare(
     *("Max", "Min", "Sum"),
     requires=variadic_operands,
     infer=broadcasting,
     compute=reference.elementwise,
     speculatable=True,
+    batch=elementwise,
 )
-declare("Mean", requires=variadic_operands, infer=broadcasting, compute=reference.mean)
-declare("PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu)
-declare("Softsign", requires=unary_operands, infer=unary, compute=reference.softsign)
-declare("SwiGLU", requires=swiglu_operands, by_body=True)
+declare(
+    "Mean",
+    requires=variadic_operands,
+    infer=broadcasting,
+    compute=reference.mean,
+    batch=elementwise,
+)
+declare(
+    "PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu, batch=elementwise
+)
+declare(
+    "Softsign", requires=unary_operands, infer=unary, compute=reference.softsign, batch=elementwise
+)
+declare("SwiGLU", requires=swiglu_operands, by_body=True, batch=elementwise)
 declare(
     "Where",
     requires=where_operands,
     infer=where,
     compute=reference.where,
     speculatable=True,
+    batch=elementwise,
 )
 # The elementwise operators of its inner graph, in one loop.
 declare("FusedElementwise", domain=INTERNAL_DOMAIN)

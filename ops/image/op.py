@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from subgraph.dtypes import FLOATS
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import Batch, BatchCall, along
 from subgraph.operators.inference import infer_by_onnx
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
@@ -283,9 +285,25 @@ def _scaled(dim: Dim, scale: float) -> Dim:
     return math.floor(float(np.float32(dim) * np.float32(scale)))
 
 
+def resize_batch(call: BatchCall) -> Sequence[Batch]:
+    """All axes of other sizes than before may be resized."""
+    attrs, batch = call.node.attrs, call.axis_of(0)
+    cropped = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    policy = attrs.get("keep_aspect_ratio_policy", "stretch")
+    if batch is None or cropped or policy != "stretch" or not call.only(0):
+        return [None]
+    # A scale of nearly 1 may keep the size and yet interpolate.
+    rank = len(call.shapes[0])
+    axes = [int(axis) % rank for axis in attrs.get("axes", range(rank))]
+    scales = [known for known in call.known[1:3] if known is not None and known.size == len(axes)]
+    if batch.axis in axes and any(known[axes.index(batch.axis)] != 1 for known in scales):
+        return [None]
+    return [batch]
+
+
 # The operators of this family, each in all its versions.
 declare("AffineGrid", requires=affine_grid_operands, compute=reference.affine_grid, grows=True)
-declare("GridSample", requires=grid_sample_operands, compute=reference.grid_sample)
+declare("GridSample", requires=grid_sample_operands, compute=reference.grid_sample, batch=along(0))
 declare("ImageDecoder", requires=image_decoder_operands)
 declare("MaxRoiPool", requires=max_roi_pool_operands, compute=reference.max_roi_pool)
 declare(
@@ -295,6 +313,7 @@ declare(
     compute=reference.resize,
     grows=True,
     sized_by=(1, 2, 3),
+    batch=resize_batch,
 )
 declare("RoiAlign", requires=roi_align_operands, compute=reference.roi_align)
 declare(
@@ -304,4 +323,5 @@ declare(
     compute=reference.upsample,
     grows=True,
     sized_by=(1,),
+    batch=resize_batch,
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType, ValueType
+from subgraph.operators.batch_axes import Batch, BatchAxis, BatchCall, along
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
@@ -359,15 +360,92 @@ def scatter(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     )
 
 
+def _stated_axis(call: BatchCall, rank: int, default: int = 0) -> int:
+    return normal_axis(int(call.node.attrs.get("axis", default)), rank)
+
+
+def gather_batch(call: BatchCall) -> Sequence[Batch]:
+    """The batch is in another axis of the data, or in the indices."""
+    data, indices = call.axis_of(0), call.axis_of(1)
+    axis = _stated_axis(call, len(call.shapes[0]))
+    if indices is not None:
+        return [indices.at(axis + indices.axis) if data is None else None]
+    if data is None or data.axis == axis:
+        return [None]
+    added = len(call.shapes[1]) - 1 if data.axis > axis else 0
+    return [data.at(data.axis + added)]
+
+
+def element_batch(call: BatchCall) -> Sequence[Batch]:
+    """All inputs have the batch, in the same axis but the one that is indexed."""
+    batch = call.axis_of(0)
+    if (
+        batch is None
+        or set(call.inputs) != {batch}
+        or batch.axis == _stated_axis(call, len(call.shapes[0]))
+    ):
+        return [None]
+    return [batch]
+
+
+def _joined(call: BatchCall, depth: int, dims: int) -> Batch:
+    """Return the batch of slices of the data at index tuples, or of the tuples.
+
+    Args:
+        call: The node; its first inputs are data and index tuples.
+        depth: The length of a tuple.
+        dims: The number of batch dimensions of both.
+    """
+    data, indices = call.axis_of(0), call.axis_of(1)
+    lead = len(call.shapes[1]) - 1
+    if data is not None and data.axis < dims:
+        return data if indices == data else None
+    if indices is not None:
+        return indices if data is None and dims <= indices.axis < lead else None
+    if data is None or data.axis < dims + depth:
+        return None
+    return data.at(lead + data.axis - dims - depth)
+
+
+def gather_nd_batch(call: BatchCall) -> Sequence[Batch]:
+    """The batch is one of the batch dimensions, in the index tuples, or in slices of the data."""
+    dims = int(call.node.attrs.get("batch_dims", 0))
+    return [_joined(call, call.shapes[1][-1], dims)]
+
+
+def scatter_nd_batch(call: BatchCall) -> Sequence[Batch]:
+    """The batch is in the slices of the data."""
+    batch, updates = call.axis_of(0), call.axis_of(2)
+    slices = _joined(call, call.shapes[1][-1], 0)
+    shared = call.axis_of(1) is None
+    return [batch if isinstance(slices, BatchAxis) and shared and slices == updates else None]
+
+
+def one_hot_batch(call: BatchCall) -> Sequence[Batch]:
+    """The batch is in the indices."""
+    batch = call.axis_of(0)
+    if batch is None or not call.only(0):
+        return [None]
+    axis = _stated_axis(call, len(call.shapes[0]) + 1, -1)
+    return [batch.at(batch.axis + (batch.axis >= axis))]
+
+
 # The operators of this family, each in all its versions.
-declare("Gather", requires=gather_operands, infer=gather, compute=gathered)
+declare("Gather", requires=gather_operands, infer=gather, compute=gathered, batch=gather_batch)
 declare(
     "GatherElements",
     requires=gather_elements_operands,
     infer=shape_of_indices,
     compute=gather_elements,
+    batch=element_batch,
 )
-declare("GatherND", requires=gather_nd_operands, infer=gather_nd, compute=gathered_nd)
+declare(
+    "GatherND",
+    requires=gather_nd_operands,
+    infer=gather_nd,
+    compute=gathered_nd,
+    batch=gather_nd_batch,
+)
 declare(
     "OneHot",
     requires=one_hot_operands,
@@ -375,13 +453,27 @@ declare(
     compute=one_hot,
     grows=True,
     sized_by=(1,),
+    batch=one_hot_batch,
 )
-declare("Scatter", requires=scatter_elements_operands, infer=first_type, compute=scatter)
+declare(
+    "Scatter",
+    requires=scatter_elements_operands,
+    infer=first_type,
+    compute=scatter,
+    batch=element_batch,
+)
 declare(
     "ScatterElements",
     requires=scatter_elements_operands,
     infer=first_type,
     compute=scattered_elements,
+    batch=element_batch,
 )
-declare("ScatterND", requires=scatter_nd_operands, infer=first_type, compute=scattered_nd)
-declare("TensorScatter", requires=tensor_scatter_operands)
+declare(
+    "ScatterND",
+    requires=scatter_nd_operands,
+    infer=first_type,
+    compute=scattered_nd,
+    batch=scatter_nd_batch,
+)
+declare("TensorScatter", requires=tensor_scatter_operands, batch=along(0))

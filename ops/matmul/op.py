@@ -12,6 +12,7 @@ from typing import TypeVar
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import Batch, BatchAxis, BatchCall, except_axes, matrix_product
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
@@ -286,9 +287,58 @@ def gemm(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(a.dtype, (left[0], right[1]))]
 
 
+def gemm_batch(call: BatchCall) -> Sequence[Batch]:
+    """The batch is in rows of A or columns of B, as they are after transposition, or in C."""
+    found: set[BatchAxis] = set()
+    for k, rows, name in ((0, 0, "transA"), (1, 1, "transB")):
+        batch = call.axis_of(k)
+        if batch is not None:
+            if batch.axis != (1 - rows if call.node.attrs.get(name, 0) else rows):
+                return [None]
+            found.add(batch.at(rows))
+    c = call.axis_of(2)
+    if c is not None:
+        found.add(c.at(c.axis + 2 - len(call.shapes[2])))
+    return [found.pop() if len(found) == 1 else None]
+
+
+def einsum_batch(call: BatchCall) -> Sequence[Batch]:
+    """The batch is one letter, or one dimension of ``...``, of all operands that have it."""
+    equation = _EQUATION.fullmatch(str(call.node.attrs["equation"]).replace(" ", ""))
+    if equation is None or equation[2] is None:
+        return [None]
+    labels: set[str | int] = set()
+    found: set[BatchAxis] = set()
+    for k, (term, shape) in enumerate(zip(equation[1].split(","), call.shapes, strict=True)):
+        batch = call.axis_of(k)
+        names = [label for label, _ in _labels(term, shape, k)]
+        if batch is not None:
+            labels.add(names[batch.axis])
+            found.add(batch.at(0))
+            if names.count(names[batch.axis]) > 1:
+                return [None]
+    result = [label for label, _ in _labels(equation[2], call.results[0], -1)]
+    if len(labels) != 1 or len(found) != 1 or not labels <= set(result):
+        return [None]
+    return [found.pop().at(result.index(labels.pop()))]
+
+
+def _of_matrices(call: BatchCall) -> Sequence[int]:
+    return (-2, -1)
+
+
 # The operators of this family, each in all its versions.
-declare("Det", requires=det_operands)
-declare("Einsum", requires=einsum_operands, infer=einsum)
-declare("Gemm", requires=gemm_operands, infer=gemm, compute=reference.gemm, speculatable=True)
-declare("MatMul", requires=matmul_operands, infer=matmul, speculatable=True)
+declare("Det", requires=det_operands, batch=except_axes(_of_matrices))
+declare("Einsum", requires=einsum_operands, infer=einsum, batch=einsum_batch)
+declare(
+    "Gemm",
+    requires=gemm_operands,
+    infer=gemm,
+    compute=reference.gemm,
+    speculatable=True,
+    batch=gemm_batch,
+)
+declare(
+    "MatMul", requires=matmul_operands, infer=matmul, speculatable=True, batch=matrix_product(0, 1)
+)
 declare("FusedMatMul", domain=INTERNAL_DOMAIN, requires=fused_operands)

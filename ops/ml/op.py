@@ -17,6 +17,7 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array, MapType, TensorType, numpy_dtype
+from subgraph.operators.batch_axes import along
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
 from subgraph.ops.elementwise.op import first_type
@@ -208,8 +209,9 @@ _declare(
     "ArrayFeatureExtractor",
     requires=operands.array_feature_extractor_operands,
     infer=types.array_feature_extractor_types,
+    batch=along(0),
 )
-_declare("Binarizer", requires=operands.any_operands)
+_declare("Binarizer", requires=operands.any_operands, batch=along(0))
 _declare("CastMap", requires=operands.cast_map_operands, compute=cast_map)
 _declare("CategoryMapper", requires=operands.any_operands, compute=category_mapper)
 _declare("DictVectorizer", requires=operands.map_operands, compute=dict_vectorizer)
@@ -219,25 +221,30 @@ _declare(
     infer=types.feature_vectorizer_types,
     compute=feature_vectorizer,
 )
-_declare("Imputer", requires=operands.imputer_operands, infer=first_type)
-_declare("LabelEncoder", requires=operands.label_encoder_operands, compute=label_encoder)
+_declare("Imputer", requires=operands.imputer_operands, infer=first_type, batch=along(0))
+_declare(
+    "LabelEncoder", requires=operands.label_encoder_operands, compute=label_encoder, batch=along(0)
+)
 _declare(
     "LinearClassifier",
     requires=operands.linear_classifier_operands,
     infer=types.linear_classifier_types,
     compute=linear_classifier,
+    batch=along(0),
 )
 _declare(
     "LinearRegressor",
     requires=operands.linear_regressor_operands,
     infer=types.linear_regressor_types,
     compute=linear_regressor,
+    batch=along(0),
 )
 _declare(
     "Normalizer",
     requires=operands.normalizer_operands,
     infer=types.float32_type,
     compute=normalizer,
+    batch=along(0),
 )
 _declare("OneHotEncoder", requires=operands.one_hot_encoder_operands, compute=one_hot_encoder)
 _declare(
@@ -245,25 +252,35 @@ _declare(
     requires=operands.svm_operands,
     infer=types.svm_classifier_types,
     compute=svm_classifier,
+    batch=along(0),
 )
 _declare(
     "SVMRegressor",
     requires=operands.svm_operands,
     infer=types.svm_regressor_types,
     compute=svm_regressor,
+    batch=along(0),
 )
-_declare("Scaler", requires=operands.scaler_operands, infer=types.float32_type, compute=scaler)
-_declare("TreeEnsemble", requires=operands.ensemble_operands, compute=tree_ensemble)
+_declare(
+    "Scaler",
+    requires=operands.scaler_operands,
+    infer=types.float32_type,
+    compute=scaler,
+    batch=along(0),
+)
+_declare("TreeEnsemble", requires=operands.ensemble_operands, compute=tree_ensemble, batch=along(0))
 _declare(
     "TreeEnsembleClassifier",
     requires=operands.classifier_operands,
     infer=types.tree_classifier_types,
     compute=tree_ensemble_classifier,
+    batch=along(0),
 )
 _declare(
     "TreeEnsembleRegressor",
     requires=operands.regressor_operands,
     infer=types.tree_regressor_types,
     compute=tree_ensemble_regressor,
+    batch=along(0),
 )
 _declare("ZipMap", requires=operands.zip_map_operands, compute=zip_map)

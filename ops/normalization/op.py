@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from subgraph.dtypes import FLOATS
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
+from subgraph.operators.batch_axes import Batch, BatchCall, along, except_axes
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
@@ -186,37 +189,114 @@ def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
         require_shape("an operand", operand, first.shape, "as many as the first has")
 
 
+def _softmax_axes(call: BatchCall) -> Sequence[int]:
+    """Return the axis; before opset 13 it and all later ones."""
+    old, rank = is_before(call.node, 13), len(call.shapes[0])
+    axis = normal_axis(int(call.node.attrs.get("axis", 1 if old else -1)), rank)
+    return range(axis, rank) if old else [axis]
+
+
+def _later_axes(call: BatchCall) -> Sequence[int]:
+    rank = len(call.shapes[0])
+    return range(normal_axis(int(call.node.attrs.get("axis", -1)), rank), rank)
+
+
+def _norm_axis(call: BatchCall) -> Sequence[int]:
+    return [int(call.node.attrs.get("axis", -1))]
+
+
+def _channels(call: BatchCall) -> Sequence[int]:
+    return [1]
+
+
+def _mean_axes(call: BatchCall) -> Sequence[int]:
+    return [int(axis) for axis in call.node.attrs.get("axes", (0, 2, 3))]
+
+
+def _batch_normalized(call: BatchCall) -> Sequence[Batch]:
+    """In training mode the statistics are those of the batch."""
+    node = call.node
+    old = is_before(node, 7) and not node.attrs.get("is_test", 0)
+    if old or node.attrs.get("training_mode", 0) or (is_before(node, 14) and len(node.outputs) > 1):
+        return call.everywhere(None)
+    return along(0)(call)
+
+
+_of_softmax = except_axes(_softmax_axes)
+_of_later_axes = except_axes(_later_axes)
+
+
 # The operators of this family, each in all its versions.
 declare(
     "BatchNormalization",
     requires=batch_normalization_operands,
     infer=batch_normalization_types,
     compute=reference.batch_normalization,
-)
-declare("GroupNormalization", requires=group_normalization_operands, infer=input_type)
-declare("Hardmax", requires=softmax_operands, infer=input_type, compute=softmax_reference.hardmax)
-declare("InstanceNormalization", requires=instance_normalization_operands, infer=input_type)
-declare("LRN", requires=local_response_operands, infer=input_type, compute=reference.local_response)
-declare(
-    "LayerNormalization", requires=layer_normalization_operands, infer=layer_normalization_types
+    batch=_batch_normalized,
 )
 declare(
-    "LogSoftmax", requires=softmax_operands, infer=input_type, compute=softmax_reference.log_softmax
+    "GroupNormalization", requires=group_normalization_operands, infer=input_type, batch=along(0)
+)
+declare(
+    "Hardmax",
+    requires=softmax_operands,
+    infer=input_type,
+    compute=softmax_reference.hardmax,
+    batch=_of_softmax,
+)
+declare(
+    "InstanceNormalization",
+    requires=instance_normalization_operands,
+    infer=input_type,
+    batch=along(0),
+)
+declare(
+    "LRN",
+    requires=local_response_operands,
+    infer=input_type,
+    compute=reference.local_response,
+    batch=except_axes(_channels),
+)
+declare(
+    "LayerNormalization",
+    requires=layer_normalization_operands,
+    infer=layer_normalization_types,
+    batch=_of_later_axes,
+)
+declare(
+    "LogSoftmax",
+    requires=softmax_operands,
+    infer=input_type,
+    compute=softmax_reference.log_softmax,
+    batch=_of_softmax,
 )
 declare(
     "LpNormalization",
     requires=lp_normalization_operands,
     infer=input_type,
     compute=reference.lp_normalization,
+    batch=except_axes(_norm_axis),
 )
 declare(
     "MeanVarianceNormalization",
     requires=mean_variance_operands,
     infer=input_type,
     compute=reference.mean_variance,
+    batch=except_axes(_mean_axes),
 )
-declare("RMSNormalization", requires=layer_normalization_operands, infer=input_type)
-declare("Softmax", requires=softmax_operands, infer=input_type, compute=softmax_reference.softmax)
+declare(
+    "RMSNormalization",
+    requires=layer_normalization_operands,
+    infer=input_type,
+    batch=_of_later_axes,
+)
+declare(
+    "Softmax",
+    requires=softmax_operands,
+    infer=input_type,
+    compute=softmax_reference.softmax,
+    batch=_of_softmax,
+)
 declare(
     "BatchNormScale",
     domain=INTERNAL_DOMAIN,

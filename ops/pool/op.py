@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from subgraph.dtypes import FLOATS
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
+from subgraph.operators.batch_axes import Batch, BatchCall, along
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
@@ -82,28 +85,55 @@ def global_pool(node: Node, types: Types, values: Values) -> list[ValueType | No
     return [TensorType(x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))]
 
 
+def max_pool_batch(call: BatchCall) -> Sequence[Batch]:
+    """The second output has indices into the whole input, so that they depend on the row."""
+    return [along(0, 1)(call)[0], None]
+
+
 # The operators of this family, each in all its versions.
 declare(
-    "AveragePool", requires=pool_operands, infer=pool, compute=reference.average_pool, grows=True
+    "AveragePool",
+    requires=pool_operands,
+    infer=pool,
+    compute=reference.average_pool,
+    grows=True,
+    batch=along(0, 1),
 )
 declare(
     "GlobalAveragePool",
     requires=global_pool_operands,
     infer=global_pool,
     compute=reference.global_average_pool,
+    batch=along(0, 1),
 )
 declare(
     "GlobalLpPool",
     requires=global_pool_operands,
     infer=global_pool,
     compute=reference.global_lp_pool,
+    batch=along(0, 1),
 )
 declare(
     "GlobalMaxPool",
     requires=global_pool_operands,
     infer=global_pool,
     compute=reference.global_max_pool,
+    batch=along(0, 1),
 )
-declare("LpPool", requires=pool_operands, infer=pool, compute=reference.lp_pool, grows=True)
-declare("MaxPool", requires=pool_operands, infer=pool, compute=reference.max_pool, grows=True)
+declare(
+    "LpPool",
+    requires=pool_operands,
+    infer=pool,
+    compute=reference.lp_pool,
+    grows=True,
+    batch=along(0, 1),
+)
+declare(
+    "MaxPool",
+    requires=pool_operands,
+    infer=pool,
+    compute=reference.max_pool,
+    grows=True,
+    batch=max_pool_batch,
+)
 declare("FusedQMaxPool", domain=INTERNAL_DOMAIN, requires=pool_operands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from subgraph.graph.types import (
     dtype_of,
     numpy_dtype,
 )
+from subgraph.operators.batch_axes import BatchCall, along, except_axes, matrix_product
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard, variant
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -151,6 +153,14 @@ def _broadcast_scale(scale: Array, shape: Sequence[int], axis: int, block: int) 
     return np.repeat(scale, block, axis).take(range(shape[axis]), axis)
 
 
+def _scaled_axis(call: BatchCall) -> list[int]:
+    """Return the axis that has a scale for each of its elements or blocks; [] if there is one."""
+    return [int(call.node.attrs.get("axis", 1))] if math.prod(call.shapes[1]) != 1 else []
+
+
+_of_scales = except_axes(_scaled_axis)
+
+
 # The operators of this family, each in all its versions.
 declare(
     "ConvInteger",
@@ -158,12 +168,14 @@ declare(
     infer=convolution_integer,
     compute=integer_reference.conv_integer,
     grows=True,
+    batch=along(0),
 )
 declare(
     "DequantizeLinear",
     requires=operands.quantize_operands,
     infer=elementwise_types,
     compute=dequantize,
+    batch=_of_scales,
 )
 declare(
     "DynamicQuantizeLinear",
@@ -175,6 +187,7 @@ declare(
     requires=operands.matmul_integer_operands,
     infer=matmul_integer,
     compute=integer_reference.matmul_integer,
+    batch=matrix_product(0, 1),
 )
 declare(
     "QLinearConv",
@@ -182,15 +195,21 @@ declare(
     infer=qlinear_convolution,
     compute=integer_reference.qlinear_conv,
     grows=True,
+    batch=along(0),
 )
 declare(
     "QLinearMatMul",
     requires=operands.qlinear_matmul_operands,
     infer=qlinear_matmul,
     compute=integer_reference.qlinear_matmul,
+    batch=matrix_product(0, 3),
 )
 declare(
-    "QuantizeLinear", requires=operands.quantize_operands, infer=elementwise_types, compute=quantize
+    "QuantizeLinear",
+    requires=operands.quantize_operands,
+    infer=elementwise_types,
+    compute=quantize,
+    batch=_of_scales,
 )
 declare("FusedQLinearConv", domain=INTERNAL_DOMAIN, requires=operands.fused_qlinear_conv_operands)
 declare(

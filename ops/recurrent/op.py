@@ -15,6 +15,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import Batch, BatchCall
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import (
@@ -569,10 +570,24 @@ def _quantized_gates(weights: Array, scales: Array) -> Any:
     return sums
 
 
+def recurrent_batch(call: BatchCall) -> Sequence[Batch]:
+    """Sequences, lengths and states have the batch; weights are shared."""
+    batch_axis = 0 if call.node.attrs.get("layout", 0) else 1
+    axes = {0: batch_axis, 4: 0, 5: batch_axis, 6: batch_axis}
+    batch = call.axis_of(0)
+    inputs = enumerate(call.node.inputs)
+    present = {k: call.axis_of(k) for k, value in inputs if k in axes and value is not None}
+    if batch is None or not call.only(*axes):
+        return call.everywhere(None)
+    if any(found != batch.at(axes[k]) for k, found in present.items()):
+        return call.everywhere(None)
+    return [batch.at(0 if batch_axis == 0 else len(shape) - 2) for shape in call.results]
+
+
 # The operators of this family, each in all its versions.
-declare("GRU", requires=recurrent_operands, infer=state_types, compute=gru)
-declare("LSTM", requires=recurrent_operands, infer=state_types, compute=lstm)
-declare("RNN", requires=recurrent_operands, infer=state_types, compute=rnn)
+declare("GRU", requires=recurrent_operands, infer=state_types, compute=gru, batch=recurrent_batch)
+declare("LSTM", requires=recurrent_operands, infer=state_types, compute=lstm, batch=recurrent_batch)
+declare("RNN", requires=recurrent_operands, infer=state_types, compute=rnn, batch=recurrent_batch)
 declare(
     "QuantizedLSTM",
     domain=INTERNAL_DOMAIN,

@@ -9,6 +9,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import BatchCall, except_axes
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes, standard
 from subgraph.operators.requirements import (
@@ -176,24 +177,63 @@ def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [np.asarray(total).astype(x.dtype)]
 
 
+def _reduced_axes(call: BatchCall) -> list[int] | None:
+    """Return the axes along which a Reduce operator computes."""
+    axes = call.integers(1, "axes")
+    if axes == [] and not call.node.attrs.get("noop_with_empty_axes", 0):
+        return list(range(len(call.shapes[0])))
+    return axes
+
+
+def _cumulative_axis(call: BatchCall) -> list[int] | None:
+    return call.integers(1, "axis")
+
+
+def _indexed_axis(call: BatchCall) -> list[int]:
+    return [int(call.node.attrs.get("axis", 0))]
+
+
+_of_reductions = except_axes(_reduced_axes)
+
+
 # The operators of this family, each in all its versions.
 declare(
-    "ArgMax", "ArgMin", requires=argminmax_operands, infer=argminmax_types, compute=with_scalars
+    "ArgMax",
+    "ArgMin",
+    requires=argminmax_operands,
+    infer=argminmax_types,
+    compute=with_scalars,
+    batch=except_axes(_indexed_axis),
 )
-declare("CumProd", "CumSum", requires=cumulative_operands, infer=first_type, compute=cumulative)
+declare(
+    "CumProd",
+    "CumSum",
+    requires=cumulative_operands,
+    infer=first_type,
+    compute=cumulative,
+    batch=except_axes(_cumulative_axis),
+)
 declare(
     *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSumSquare"),
     requires=reduction_operands,
     infer=reduction_types,
     compute=in_dtype_of_input,
     speculatable=True,
+    batch=_of_reductions,
 )
-declare("ReduceLogSumExp", requires=reduction_operands, infer=reduction_types, compute=log_sum_exp)
+declare(
+    "ReduceLogSumExp",
+    requires=reduction_operands,
+    infer=reduction_types,
+    compute=log_sum_exp,
+    batch=_of_reductions,
+)
 declare(
     *("ReduceMax", "ReduceMin", "ReduceProd"),
     requires=reduction_operands,
     infer=reduction_types,
     compute=reduced,
+    batch=_of_reductions,
 )
 declare(
     "ReduceSum",
@@ -201,4 +241,5 @@ declare(
     infer=reduction_types,
     compute=with_scalars,
     speculatable=True,
+    batch=_of_reductions,
 )

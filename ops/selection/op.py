@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import BatchCall, except_axes
 from subgraph.operators.inference import infer_by_onnx
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
@@ -103,6 +104,10 @@ def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueT
     return [TensorType("int64", (None, 3))]
 
 
+def _selected_axis(call: BatchCall) -> list[int]:
+    return [int(call.node.attrs.get("axis", -1))]
+
+
 # The operators of this family, each in all its versions.
 declare("Compress", requires=padded.compress_operands)
 declare(
@@ -118,6 +123,7 @@ declare(
     infer=top_k,
     compute=reference.top_k,
     sized_by=(1,),
+    batch=except_axes(_selected_axis),
 )
 declare("Unique", requires=padded.unique_operands, infer=unique, compute=reference.unique)
 declare(

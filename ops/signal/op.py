@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import along
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
@@ -149,4 +150,6 @@ declare(
 )
 declare("DFT", requires=dft_operands, grows=True)
 declare("MelWeightMatrix", requires=mel_operands, grows=True)
-declare("STFT", requires=stft_operands, infer=stft, compute=reference.stft, grows=True)
+declare(
+    "STFT", requires=stft_operands, infer=stft, compute=reference.stft, grows=True, batch=along(0)
+)

@@ -16,6 +16,7 @@ from subgraph.graph.types import (
     TensorType,
     ValueType,
 )
+from subgraph.operators.batch_axes import along
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
@@ -228,7 +229,13 @@ def col2im(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 # The operators of this family, each in all its versions.
-declare("Col2Im", requires=col_to_im_operands, compute=col2im, grows=True)
-declare("DepthToSpace", "SpaceToDepth", requires=blocks_of_pixels_operands, infer=blocks_of_pixels)
+declare("Col2Im", requires=col_to_im_operands, compute=col2im, grows=True, batch=along(0))
+declare(
+    "DepthToSpace",
+    "SpaceToDepth",
+    requires=blocks_of_pixels_operands,
+    infer=blocks_of_pixels,
+    batch=along(0),
+)
 declare("MaxUnpool", requires=max_unpool_operands, grows=True)
-declare("DeformConv", requires=deform_conv_operands, infer=convolution)
+declare("DeformConv", requires=deform_conv_operands, infer=convolution, batch=along(0))

@@ -21,9 +21,11 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.result_arrays import is_array
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
+from subgraph.operators.batch_axes import Batch, BatchAxis, NoBatch, filled
 from subgraph.operators.shape_values import is_partial
 from subgraph.operators.type_inference import Inference, infer_graph
 
+from .node_batches import node_batches
 from .size_changes import RULES, Change, Site, Sizes, static_shape
 
 _FIRST_PRIME = 10007  # larger than most sizes, so that it divides none by chance
@@ -66,7 +68,7 @@ def adapted(graph: Graph, types: Mapping[Value, ValueType | None]) -> Adapted:
     primes = _Primes(types)
     result = graph.clone()
     if not primes.bases:
-        return Adapted(result, {}, "")
+        return Adapted(result, _shapes(graph, types, primes), "")
     region = next((node for node in graph.nodes if node.subgraph is not None), None)
     if region is not None:
         raise ShapeError(
@@ -94,9 +96,30 @@ def adapted(graph: Graph, types: Mapping[Value, ValueType | None]) -> Adapted:
             made = change.node(node, [replaced.get(v, v) if v else None for v in node.inputs])
             replaced.update(zip(node.outputs, made.outputs, strict=True))
     result.rewire(replaced)
-    found = {value.name: primes.shape(value.type) for value in typed.values()}
-    shapes = {name: shape for name, shape in found.items() if shape is not None}
-    return Adapted(result, shapes, walk.misfit)
+    return Adapted(result, primes.shapes(typed), walk.misfit)
+
+
+def _shapes(
+    graph: Graph, types: Mapping[Value, ValueType | None], primes: _Primes
+) -> Mapping[str, tuple[Dim, ...]]:
+    """Return shapes by the value's name if no number is replaced, for `Adapted`.
+
+    A size such as 12*N follows as a number from the primes, though no dimension can express it.
+
+    Args:
+        graph: The graph; it is not changed.
+        types: New types of the inputs that change.
+        primes: The primes for them.
+    """
+    typed, copies = graph.clone_with_map()
+    for node in typed.nodes:
+        for value in node.outputs:
+            value.type = None
+    for value in graph.inputs:
+        new = types.get(value, value.type)
+        copies[value].type = primes.changed(value.type, new)
+    infer_graph(typed, strict=False)
+    return primes.shapes(typed)
 
 
 class _Primes:
@@ -135,6 +158,11 @@ class _Primes:
             return None
         return tuple(self._dims.get(size, size if size < _FIRST_PRIME else None) for size in sizes)
 
+    def shapes(self, graph: Graph) -> dict[str, tuple[Dim, ...]]:
+        """Return the shapes of a graph's values by name, of those whose sizes are known."""
+        found = {value.name: self.shape(value.type) for value in graph.values()}
+        return {name: shape for name, shape in found.items() if shape is not None}
+
     def text(self, message: str) -> str:
         """Return a message with the new dimensions for the primes, as in ``12*batch``."""
         return re.sub(r"\b\d+\b", lambda found: self._product(int(found[0])), message)
@@ -152,7 +180,7 @@ class _Primes:
 
     def _changed(self, old: Dim, new: Dim) -> Dim:
         if not isinstance(old, int) or old in (new, 0):
-            return self._named(old)
+            return self._named(old if old == 0 else new)
         prime = self._prime((old, new), old, new)
         self.bases[prime] = old
         return old * prime
@@ -195,6 +223,10 @@ class _Walk(Inference):
         super().__init__(graph, False, set(graph.inputs), {}, changed)
         self._primes = primes
         self._old = old
+        # The prime of a batch of 1, if no other number changes.
+        bases = list(primes.bases.items())
+        self._prime = bases[0][0] if len(bases) == 1 and bases[0][1] == 1 else None
+        self._batches: dict[Value, Batch] = {}
         self.changes: dict[str, Change] = {}
         self.lost = ""
         self.misfit = ""
@@ -206,6 +238,8 @@ class _Walk(Inference):
         known: Sequence[Array | None],
     ) -> Sequence[ValueType | None]:
         """Return the types for the primes: those of the changed node, if it has to change."""
+        for value in node.inputs:
+            self._batch(value)  # in the order of nodes, so that no call goes deep
         rule = None if node.domain else RULES.get(node.op_type)
         change = rule(self._site(node, types, known)) if rule is not None else None
         if change is not None:
@@ -232,7 +266,32 @@ class _Walk(Inference):
             None if value in changed else _constant(value, array)
             for value, array in zip(node.inputs, known, strict=True)
         ]
-        return Site(node, old, list(map(static_shape, types)), constants, self._primes.bases)
+        shapes = list(map(static_shape, types))
+        batch = self._batch(node.inputs[0]) if node.inputs else None
+        axis = batch if isinstance(batch, BatchAxis) else None
+        return Site(node, old, shapes, constants, self._primes.bases, axis)
+
+    def _batch(self, value: Value | None) -> Batch:
+        """Return the batch of a value, if only a batch of 1 changes.
+
+        The operands of a changed node that are repeated are the same for all rows.
+        """
+        changed = self.changed or {}
+        if self._prime is None:
+            return None
+        if value is None or value not in changed:
+            return NoBatch.SHARED
+        node, shape = value.producer, static_shape(value.type)
+        if node is None:
+            return None if shape is None else filled(shape, self._prime)
+        if value not in self._batches:
+            inputs = [self._batch(each) for each in node.inputs]
+            change = self.changes.get(node.name)
+            for k, shape in () if change is None else change.operands.items():
+                inputs[k] = filled(shape, self._prime)
+            found = node_batches(node, inputs, self.known, self._prime)
+            self._batches.update(zip(node.outputs, found, strict=True))
+        return self._batches[value]
 
     def _check_batch(
         self, node: Node, types: Sequence[ValueType | None], found: Sequence[ValueType | None]

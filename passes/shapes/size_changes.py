@@ -18,6 +18,7 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType, ValueType
+from subgraph.operators.batch_axes import BatchAxis
 from subgraph.operators.inference import infer_types
 from subgraph.passes.patterns import part_of
 
@@ -39,6 +40,7 @@ class Site:
         after: The new ones.
         constants: The elements of the inputs that are constants, None for the others.
         bases: The old size by the prime that multiplies it.
+        batch: The batch axis of the first input, if only a batch of 1 changes; None: not known.
     """
 
     node: Node
@@ -46,6 +48,7 @@ class Site:
     after: Sequence[Sizes | None]
     constants: Sequence[Array | None]
     bases: Mapping[int, int]
+    batch: BatchAxis | None = None
 
     def constant(self, k: int) -> Array | None:
         """Return the elements of an input; None if it is omitted or no constant."""
@@ -137,7 +140,7 @@ def _reshape(site: Site) -> Change | None:
     found, shape = list[Size](target), list(target)
     for axes, results in _with_batches(_groups(before, after, target), site):
         total = math.prod(after[a] for a in axes)
-        _scale(shape, results, total, site.bases)
+        _scale(shape, results, total, site, before)
         if len(results) == 1:
             shape[results[0]] = total
         if math.prod(shape[k] for k in results) != total:
@@ -154,24 +157,43 @@ def _reshape(site: Site) -> Change | None:
     return _NewTarget(tuple(shape), found)
 
 
-def _scale(shape: list[int], results: list[int], total: int, bases: Mapping[int, int]) -> None:
+def _scale(shape: list[int], results: list[int], total: int, site: Site, before: Sizes) -> None:
     """Multiply sizes of a group of results by the primes in the size of the input's axes.
 
-    A prime belongs to the size that equals its base, else to the first multiple of it.
+    A prime belongs to the size that equals its base, else to the first multiple of it. Sizes that
+    would mix the batch with elements outside of it do not count.
 
     Args:
         shape: The result's old sizes, in which those of the group are multiplied.
         results: The positions of the group.
         total: The product of the group's new sizes.
-        bases: The old size by prime.
+        site: The node.
+        before: The old shape of its input.
     """
     old = list(shape)
-    for prime, base in bases.items():
+    for prime, base in site.bases.items():
         while results and total % prime == 0:
             total //= prime
-            exact = [k for k in results if old[k] == base]
-            multiples = [k for k in results if old[k] % base == 0]
-            shape[(exact or multiples or results)[0]] *= prime
+            fitting = [k for k in results if _keeps_batch(old, k, site.batch, before)]
+            among = fitting or results
+            exact = [k for k in among if old[k] == base]
+            multiples = [k for k in among if old[k] % base == 0]
+            shape[(exact or multiples or among)[0]] *= prime
+
+
+def _keeps_batch(target: Sequence[int], k: int, batch: BatchAxis | None, before: Sizes) -> bool:
+    """Return whether a batch of 1 of a Reshape's input may stand in an axis of its result.
+
+    Args:
+        target: The old sizes of the result.
+        k: The axis.
+        batch: The batch axis of the input; None: not known.
+        before: The old shape of the input.
+    """
+    if batch is None:
+        return True
+    outer, rest = divmod(math.prod(before[: batch.axis]) * batch.outer, math.prod(target[:k]) or 1)
+    return not rest and outer > 0 and target[k] % outer == 0
 
 
 def _resolved(site: Site, target: Array, shape: Sizes) -> Sizes | None:

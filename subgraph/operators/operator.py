@@ -16,6 +16,7 @@ import attrs
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, ValueType
+from subgraph.operators.batch_axes import BatchRule
 from subgraph.operators.requirements import Rule, rule_from_signature
 from subgraph.operators.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
 from subgraph.system.registry import Registry, defined_at
@@ -81,6 +82,8 @@ class Operator:
             ``infer`` gets an array of objects: numbers, names of dimensions, None.
         sized_by: Positions of all inputs whose content decides the sizes of results; the default
             is ``shape_at``.
+        batch: ``(call) -> batches``: how the rows of a batch pass from the inputs to the outputs
+            (see `subgraph.operators.batch_axes`); None: the operator may mix rows.
         rule: ``requires`` with the numbers of operands in its signature; computed.
     """
 
@@ -102,6 +105,7 @@ class Operator:
     sized_by: tuple[int, ...] = attrs.field(
         default=attrs.Factory(lambda self: _only(self.shape_at), takes_self=True)
     )
+    batch: BatchRule | None = None
     rule: Rule | None = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:

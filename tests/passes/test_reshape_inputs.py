@@ -118,8 +118,7 @@ def _merged_or_split(axes: Axes, rng: random.Random) -> Axes:
     """Return axes of which two neighbours are one, or one is two.
 
     The batch joins the axis before it, as PyTorch's flatten of (tokens, batch) does, or the axis
-    behind it if it is the first, as with heads of an attention. Of an axis (tokens, batch) the
-    whole batch is split off: numbers do not tell on which side of another split it belongs.
+    behind it if it is the first, as with heads of an attention.
     """
     k = rng.randrange(len(axes) - 1)
     merges = rng.random() < 0.5
@@ -130,8 +129,6 @@ def _merged_or_split(axes: Axes, rng: random.Random) -> Axes:
     if len(axes[k]) < 2:
         return axes
     at = rng.randrange(1, len(axes[k]))
-    if "B" in axes[k][1:]:
-        at = axes[k].index("B")
     return [*axes[:k], axes[k][:at], axes[k][at:], *axes[k + 1 :]]
 
 
@@ -144,6 +141,15 @@ def _shape(axes: Axes, sizes: dict[str, int]) -> list[int]:
 def test_items_of_a_random_chain_stay_apart(seed: int) -> None:
     graph, batch = _random_chain(seed)
     check_batch(graph, 0, batch)
+
+
+def test_a_split_of_tokens_and_batch_keeps_the_batch_on_its_side() -> None:
+    """In (tokens * batch, width) the batch is inside of the tokens, however they are split."""
+    x = sg.input("x", shape=(1, 6, 4))
+    merged = ops.Reshape(ops.Transpose(x, perm=[1, 0, 2]), numbers("merged", 6, 4))
+    split = ops.Softmax(ops.Reshape(merged, numbers("split", 2, 3, 4)), axis=0)
+    apart = ops.Reshape(split, numbers("apart", 6, 1, 4))
+    check_batch(sg.Graph([x], [ops.Transpose(apart, perm=[1, 0, 2])]))
 
 
 # ---------------------------------------------------------------- what models of exporters hold
@@ -332,3 +338,16 @@ def test_sizes_that_fit_some_inputs_only(caplog: pytest.LogCaptureFixture) -> No
     caplog.clear()
     sg.reshape(graph, {"x": ("N", 4)})
     assert not caplog.text
+
+
+def test_a_renamed_batch_reaches_outputs_through_sizes_without_a_dimension() -> None:
+    """No dimension can express the 2 * N rows of a Reshape that merges the batch with heads."""
+    x = sg.input("x", shape=("N", 6, 8))
+    rows = ops.Reshape(ops.Transpose(x, perm=[1, 0, 2]), numbers("merged", 6, -1, 4))
+    back = ops.Reshape(ops.Relu(rows), numbers("apart", 6, -1, 8))
+    graph = sg.Graph([x], [ops.Transpose(back, perm=[1, 0, 2])])
+    for size in ("M", "N", 5):
+        assert shape_of(sg.reshape(graph, batch=size).outputs[0]) == (size, 6, 8)
+    model = sg.compile_model(graph, "BATCH:CPU(2)")
+    array = floats(5, 6, 8)
+    np.testing.assert_array_equal(model(array)[0], np.maximum(array, 0))

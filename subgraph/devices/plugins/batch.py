@@ -3,9 +3,8 @@
 "BATCH:CPU(16)" compiles the model for batches of any size. A request that comes while the device
 is free runs at once. Those that come meanwhile wait, and then run together, up to 16 rows. A
 request of more rows is divided. The time of a row falls with the batch where a run reads many
-weights for few results, as in decoders and fully connected layers, and grows where the values
-between two layers do not fit into the caches. Without a number the size is the one with the least
-time for a row, measured when the model is compiled.
+weights for few results, as in decoders and fully connected layers. Without a number the size is the
+one with the least time for a row, measured when the model is compiled.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.result_arrays import is_array
 from subgraph.graph.types import Array, TensorType
+from subgraph.passes.shapes.independent_rows import row_dependence
 from subgraph.passes.shapes.reshape_inputs import reshape
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
@@ -223,7 +223,12 @@ class BatchModel(CompiledModel):
             source=graph,
         )
         self.model = model
-        self._batches = _Batches(model, size, part, options.AUTO_BATCH_TIMEOUT / 1e3)
+        dependence = row_dependence(graph)
+        if dependence:
+            _log.info("BATCH compares rows of %r once, since %s", graph.name, dependence)
+        self._batches = _Batches(
+            model, size, part, options.AUTO_BATCH_TIMEOUT / 1e3, not dependence
+        )
         self._has_states = bool(model.create_runner(Cancel()).states())
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
@@ -287,7 +292,9 @@ class _Batches:
     distributes.
     """
 
-    def __init__(self, model: CompiledModel, size: int, part: int, timeout: float) -> None:
+    def __init__(
+        self, model: CompiledModel, size: int, part: int, timeout: float, independent: bool
+    ) -> None:
         """Prepare to run batches.
 
         Args:
@@ -295,12 +302,14 @@ class _Batches:
             size: Rows of the largest batch of several requests.
             part: Rows of the parts into which a request of more rows is divided.
             timeout: Seconds that a run waits for others though the device is free.
+            independent: Whether rows are proved to be independent; if not, the first batch is
+                compared with runs of its requests.
         """
         self._model = model
         self._size = size
         self._part = part
         self._timeout = timeout
-        self._is_checked = False  # whether rows are known to be independent
+        self._is_checked = independent  # whether rows are known to be independent
         self._is_whole = False  # whether they are known not to be
         self._lock = free_in_child(threading.Lock())
         self._begin()

@@ -18,7 +18,8 @@ import attrs
 from subgraph.devices.device import Device
 from subgraph.devices.model_input import region_form
 from subgraph.devices.query import PreparedGraph
-from subgraph.engine.cpu.region_op import CpuRegionOptions, CpuSubgraphOp
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
+from subgraph.engine.cpu.region_options import CpuRegionOptions
 from subgraph.engine.planner.dry_run import dry_run
 from subgraph.engine.planner.lowering import LOWERINGS, lowering
 from subgraph.engine.planner.plan_types import PlanOptions
@@ -28,6 +29,7 @@ from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
 from subgraph.operators.subgraph_op import SubgraphOp
+from subgraph.passes.shapes.independent_rows import independent_form
 from subgraph.runtime.control_flow import is_branching
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.system import host
@@ -52,6 +54,12 @@ class CpuOptions(DeviceOptions):
         "store float32 weights of matrix products and convolutions in bfloat16, with sums in "
         "float32; empty: in the model's dtype",
         values=("", "bfloat16"),
+    )
+    BATCH_ROWS: int = option(
+        0,
+        "rows of a batch that run at a time in models that compute rows independently; 0: by the "
+        "sizes of values and weights",
+        minimum=0,
     )
     PLAN_CACHE_SIZE: int = option(64, "sets of input shapes whose plans are cached", minimum=1)
 
@@ -91,6 +99,8 @@ class CpuDevice(Device):
             plans=options.PLAN_CACHE_SIZE,
             profiling=options.ENABLE_PROFILING,
             compile_seconds=options.COMPILE_TIMEOUT,
+            rows=options.BATCH_ROWS,
+            independent=independent_form,
         )
         op = CpuSubgraphOp(graph, region, lambda inner: fuse(inner, options))
         op.device = self.name

@@ -11,7 +11,9 @@ import attrs
 import numpy as np
 
 from subgraph.engine.cpu.dry_run_plan import DryRunPlan
+from subgraph.engine.cpu.region_options import CpuRegionOptions
 from subgraph.engine.cpu.region_session import ArgumentLayouts, CpuSession
+from subgraph.engine.cpu.row_parts import RowParts
 from subgraph.engine.cpu.stored_programs import StoredPrograms
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 from subgraph.engine.executable.argument_layout import make_argument_layout
@@ -21,9 +23,8 @@ from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.planner.dry_run import DryRun
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.concrete_plan import ConcretePlan
-from subgraph.engine.region.region_op import Fuse, Guards, RegionOp, RegionOptions, without_weights
+from subgraph.engine.region.region_op import Fuse, Guards, RegionOp, without_weights
 from subgraph.engine.region.strategy import Strategy
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph
@@ -38,22 +39,12 @@ from subgraph.weights.cache import WeightCache, WeightEntry
 _SAMPLE_SIZES = ((1, 64), (1, 224), (16, 64))
 
 
-@attrs.frozen
-class CpuRegionOptions(RegionOptions):
-    """How a region of the CPU is run.
-
-    Attributes:
-        pools: The thread pool of each stream; empty: steps run only on the calling thread.
-    """
-
-    pools: tuple[Pool, ...] = ()
-
-
 class CpuSubgraphOp(RegionOp):
     """Runs a graph by plans of compiled kernels.
 
     Attributes:
         symbolic: The strategy for shapes that differ from call to call.
+        row_parts: Decides how many rows of a batch run at a time.
     """
 
     device = "CPU"
@@ -61,7 +52,16 @@ class CpuSubgraphOp(RegionOp):
 
     def __init__(self, subgraph: Graph, options: CpuRegionOptions, fuse: Fuse) -> None:
         """Prepare to run a graph; see `RegionOp`."""
-        super().__init__(subgraph, options, fuse)
+
+        def fuse_for_parts(graph: Graph) -> tuple[Graph, Guards]:
+            found = self.row_parts.form()
+            if found is None:
+                return fuse(graph)
+            fused, guards = fuse(found[0])
+            return fused, (*guards, *found[1])
+
+        super().__init__(subgraph, options, fuse_for_parts)
+        self.row_parts = RowParts(subgraph, self.data_inputs, self.parameters, options)
         self._sessions = count()
         self._layouts = ArgumentLayouts(self.weights)
 
@@ -74,13 +74,15 @@ class CpuSubgraphOp(RegionOp):
 
     def part_op(self, subgraph: Graph) -> SubgraphOp:
         """Return the op for a part of the fused graph."""
-        return CpuSubgraphOp(subgraph, self.options, without_weights)
+        # Fused nodes have no rule by which rows could be proved to be independent.
+        options = attrs.evolve(self.options, independent=None)
+        return CpuSubgraphOp(subgraph, options, without_weights)
 
     def session(self) -> CpuSession:
         """Return a session with memory of its own; streams are assigned in rotation."""
         pools = self.options.pools
         pool = pools[next(self._sessions) % len(pools)] if pools else None
-        return CpuSession(self, self._layouts, pool)
+        return CpuSession(self, self.row_parts, self._layouts, pool)
 
     def release(self) -> None:
         """Drop plans, programs and weights."""
@@ -92,13 +94,16 @@ class CpuSubgraphOp(RegionOp):
     def adopt(self, fused: Graph, guards: Guards, dry_run: DryRun) -> None:
         """Take the fused graph and the dry run of a query of the same graph.
 
-        They are ignored if the fused graph has other inputs or outputs than this region.
+        They are ignored if the fused graph has other inputs or outputs than this region, and if the
+        region is fused for other numbers of rows.
 
         Args:
             fused: The fused graph.
             guards: Versions of the parameters on whose content the fusion depends.
             dry_run: The dry run of the fused graph.
         """
+        if self.row_parts.form() is not None:
+            return
         inputs = [[v.name for v in g.inputs if v.parameter is None] for g in (fused, self.subgraph)]
         outputs = [[v.name for v in g.outputs] for g in (fused, self.subgraph)]
         if inputs[0] == inputs[1] and outputs[0] == outputs[1]:
@@ -153,7 +158,9 @@ class CpuSubgraphOp(RegionOp):
         if fusion is None and not programs:
             return None
         none: dict[str, Any] = {"fusion": self.fusion, "nodes": None, "guards": []}
-        return {**(fusion or none), "options": self._plan_options, "programs": programs}
+        rows = self.row_parts.to_export()
+        options = self._plan_options
+        return {**(fusion or none), "options": options, "programs": programs, "rows": rows}
 
     def _describe_plan(self, plan: Plan | PlanInstance, file: ExportFile) -> dict[str, Any] | None:
         if self.depends_on_values or guard_pages.MODE or not plan.versions.are_current():
@@ -163,7 +170,8 @@ class CpuSubgraphOp(RegionOp):
     @property
     def _plan_options(self) -> str:
         plan = self.options.plan
-        return f"{plan.threads} {plan.blocked} {sorted(plan.properties.items())}"
+        properties = sorted(plan.properties.items())
+        return f"{plan.threads} {plan.blocked} {self.options.rows} {properties}"
 
     def restore(self, saved: Mapping[str, Any], file: ImportFile) -> None:
         """Take the fused graph and the programs of an exported model, if options are the same."""
@@ -171,6 +179,7 @@ class CpuSubgraphOp(RegionOp):
         same = (saved.get("fusion"), saved.get("options")) == (self.fusion, self._plan_options)
         if same and not guard_pages.MODE:
             self._stored.read(saved["programs"], file, self.parameters)
+            self.row_parts.restore(saved["rows"])
 
 
 def _with_sizes(type_: TensorType, first: int, others: int) -> TensorType:

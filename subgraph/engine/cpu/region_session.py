@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from subgraph.engine.cpu.compiled_loop import CompiledLoop
+from subgraph.engine.cpu.row_parts import RowParts
 from subgraph.engine.executable.argument_layout import ArgumentLayout, make_argument_layout
 from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.executable.stored_program import StoredProgram
@@ -14,7 +19,8 @@ from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.region_session import RegionSession
-from subgraph.operators.subgraph_op import RunIterations, Session, Wiring
+from subgraph.graph.types import Array
+from subgraph.operators.subgraph_op import ProfileEntry, RunIterations, Session, Wiring
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache
 from subgraph.weights.mapped_files import release
@@ -47,15 +53,19 @@ class ArgumentLayouts:
 class CpuSession(RegionSession):
     """Runs a region for one request; its plans run one after another in the same arena."""
 
-    def __init__(self, op: RegionOp, layouts: ArgumentLayouts, pool: Pool | None) -> None:
+    def __init__(
+        self, op: RegionOp, parts: RowParts, layouts: ArgumentLayouts, pool: Pool | None
+    ) -> None:
         """Open a session; memory comes with the first run.
 
         Args:
             op: The op of the region.
+            parts: Decides how many rows of a batch run at a time.
             layouts: The argument layouts of its plans, shared by all sessions.
             pool: The threads that run steps; None: only the calling thread.
         """
         super().__init__(op)
+        self._parts = parts
         self._layouts = layouts
         self._pool = pool
         self._arena = Arena()
@@ -64,6 +74,44 @@ class CpuSession(RegionSession):
         """Use the arena of another session, which does not run at the same time."""
         assert isinstance(other, CpuSession), "of this class"
         self._arena = other._arena
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Plan, compile and allocate for inputs of these shapes, without running."""
+        rows = self._rows_at_a_time(inputs)
+        super().prepare([item[:rows] for item in inputs] if rows else inputs)
+
+    def _run(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        """Run on all rows, or on parts of them one after another."""
+        rows = self._rows_at_a_time(inputs)
+        if not rows:
+            return super()._run(inputs, outputs)
+        count = len(inputs[0])
+        entries: list[ProfileEntry] = []
+        results: list[Any] = list(outputs or ())
+        for start in range(0, count, rows):
+            end = min(start + rows, count)
+            part = [item[start:end] for item in inputs]
+            wanted = [None if array is None else array[start:end] for array in results]
+            found = super()._run(part, wanted or None)
+            if self.profiling:
+                entries += self._profile
+            if not start:
+                results = results or [None] * len(found)
+                for k, first in enumerate(found):
+                    if results[k] is None:
+                        results[k] = np.empty((count, *first.shape[1:]), first.dtype)
+                        results[k][:end] = first
+        self._profile = entries
+        return results
+
+    def _rows_at_a_time(self, inputs: Sequence[Any]) -> int:
+        """Return the rows of each part of a request; 0 if it runs as a whole."""
+        if not inputs or not inputs[0].ndim or len(inputs[0]) < 2:
+            return 0
+        rows = self._parts.of(inputs)
+        return rows if rows < len(inputs[0]) else 0
 
     def iterations(self, wiring: Wiring) -> RunIterations | None:
         """Return the compiled loop for a loop whose body is this region."""
