@@ -101,7 +101,9 @@ class GemmArguments(KernelArguments):
         a_column: Bytes between columns of A; with matrix tiles between steps.
         a_register: Bytes between registers of A (matrix tiles only).
         b_row: Bytes between rows of B; 0: B is packed.
-        c_row: Bytes between rows of C.
+        c_row: Bytes between rows of C; of float32 also if C is stored as registers.
+        c_register: Bytes between the registers of 16 rows of C and those of the next 16, if C is
+            stored as registers of bfloat16; 0: as rows.
         tile: The contraction tile.
         masked_tile: The contraction tile whose last vector is masked.
         activation: The kernel applied to a finished tile; 0: none.
@@ -137,6 +139,7 @@ class GemmArguments(KernelArguments):
     a_register: int
     b_row: int
     c_row: int
+    c_register: int
     tile: Address
     masked_tile: Address
     activation: Address

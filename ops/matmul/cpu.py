@@ -11,10 +11,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from subgraph.engine.codegen.tiling import FEW_ROWS, MATRIX_ROWS
-from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, lowering
+from subgraph.engine.codegen.tiling import FEW_ROWS, MATRIX_DEPTH, MATRIX_ROWS
+from subgraph.engine.planner.lowering import (
+    Argument,
+    Layout,
+    Lowering,
+    Operand,
+    Unsupported,
+    lowering,
+)
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.graph import Node
+from subgraph.graph.graph import Node, Value
 from subgraph.graph.symbolic import larger, recorded, smaller
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -53,10 +60,11 @@ _MAX_UNIT_PANELS = 12  # panels of a unit at most (estimate)
 # Heights of tiles up to which all rows of A form a single block, and of a block of more rows
 # (estimates).
 _MAX_SINGLE_BLOCK_TILES, _BLOCK_TILES = 16, 8
+_LAYOUTS: tuple[Layout, ...] = ("plain", "registers")
 _UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
 
 
-@lowering("MatMul", dtypes=(*FLOATS, *INTEGERS))
+@lowering("MatMul", dtypes=(*FLOATS, *INTEGERS), layouts=_LAYOUTS)
 def matmul(node: Node, low: Lowering) -> None:
     """Lower MatMul."""
     if low.input(0).dtype in INTEGERS:
@@ -68,7 +76,7 @@ def matmul(node: Node, low: Lowering) -> None:
     emit_product(low, product)
 
 
-@lowering("Gemm", dtypes=(*FLOATS, *INTEGERS))
+@lowering("Gemm", dtypes=(*FLOATS, *INTEGERS), layouts=_LAYOUTS)
 def gemm(node: Node, low: Lowering) -> None:
     """Lower Gemm."""
     if low.input(0).dtype in INTEGERS:
@@ -91,7 +99,7 @@ def _integer_gemm(node: Node, low: Lowering) -> None:
         emit_expression(low, e, [source(product), source(added)], [(total, y)])
 
 
-@lowering("FusedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
+@lowering("FusedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=_LAYOUTS)
 def fused(node: Node, low: Lowering) -> None:
     """Lower FusedMatMul: MatMul or Gemm with a residual and an activation."""
     product = _gemm_product(node, low, activation(node, tiles(low.input(0).dtype)))
@@ -116,15 +124,17 @@ def emit_product(low: Lowering, product: Product) -> None:
         Unsupported: No kernel can compute it.
     """
     a, b, out = product.a, product.b, product.out
+    bias, residual = product.bias, product.residual
     # At most one tile of rows streams B once; the tiles that prefetch have no advantage.
     few = out.size <= FEW_ROWS * b.columns
     of = tiles(out.dtype) if few else direct_tiles(out.dtype)
+    if any(o is not None and o.layout != "plain" for o in (b.operand, bias, residual)):
+        raise Unsupported("a right operand or addend in registers")
     if a.columns != b.rows:
         raise Unsupported(f"a product of depths {a.columns} and {b.rows}")
     if not out.size:
         return
     n = b.columns
-    bias, residual = product.bias, product.residual
     init: Argument = 0
     added: Argument = residual or 0
     if bias is not None and product.beta != 0.0:
@@ -196,6 +206,9 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     m, n, depth = a.rows, product.b.columns, a.columns
     panels = -(-n // of.width)
     mb, pb = _blocks(low.threads, count, m, panels, depth, of)
+    registers = of.operands and count == 1 and _is_read_as_registers(low, product.out)
+    if registers:
+        product.out.store_as_registers()
     arguments = GemmArguments(
         a=left,
         b=right,
@@ -207,6 +220,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
         k=depth,
         **places,
         c_row=n * item,
+        c_register=MATRIX_ROWS * n * of.weight_item if registers else 0,
         b_row=row_of_right,
         tile=of.contraction(ahead=True),
         masked_tile=of.contraction(masked=True, ahead=True),
@@ -236,6 +250,10 @@ def _left_side(
 
     Matrix tiles read registers, which a step of its own rounds.
     """
+    if a.operand.layout == "registers":
+        if not of.operands or a.shape or a.column_step != 1:
+            raise Unsupported("a product of another form than the one that is expected")
+        return a.operand, _register_places(a, of), steps
     if not of.operands:
         places = {"a_row": a.row_step * of.item, "a_column": a.column_step * of.item}
         return a.operand, places | {"a_register": 0}, steps
@@ -259,10 +277,37 @@ def _left_side(
         grain=grain(matrices * registers, 4 * matrices * size),
         bytes=matrices * size * (of.item + of.weight_item),
     )
-    row = of.depth_step * of.weight_item
+    return target, _register_places(a, of), [step // matrix_size * size for step in steps]
+
+
+def _register_places(a: Matrix, of: Tiles) -> dict[str, int]:
+    """Return the strides of A's registers as fields of `GemmArguments`."""
+    row, depth = of.depth_step * of.weight_item, round_up(a.columns, of.depth_step)
     places = {"a_row": row, "a_column": MATRIX_ROWS * row}
-    places |= {"a_register": MATRIX_ROWS * depth * of.weight_item}
-    return target, places, [step // matrix_size * size for step in steps]
+    return places | {"a_register": MATRIX_ROWS * depth * of.weight_item}
+
+
+def _is_read_as_registers(low: Lowering, out: Operand) -> bool:
+    """Return whether all readers of a product's result read it as registers of matrix tiles.
+
+    The answer is an estimate: the plan converts the value for a reader that needs float32.
+    """
+    node = low.node
+    if out is not low.outputs[0] or out.dtype != "float32" or out.shape[-1] % MATRIX_DEPTH:
+        return False
+    if len(node.outputs) != 1 or node.graph is None or node.graph.is_output(node.outputs[0]):
+        return False
+    readers = node.outputs[0].consumers
+    return bool(node.outputs[0].uses) and all(_reads(user, node.outputs[0]) for user in readers)
+
+
+def _reads(user: Node, value: Value) -> bool:
+    """Return whether a node is a product of a value, its left operand, with a weight."""
+    if user.op_type not in ("MatMul", "Gemm", "FusedMatMul"):
+        return False
+    left, right, *others = user.inputs
+    weighted = right is not None and right.parameter is not None and not user.attrs.get("transA", 0)
+    return weighted and left is value and all(other is not value for other in others)
 
 
 def _blocks(

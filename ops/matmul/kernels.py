@@ -299,6 +299,18 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
     # Steps along K of a step of the tile.
     unit = MATRIX_DEPTH if matrix else 1
     height = full_rows if matrix else rows_of
+    line = width * item
+    copy, round_rows = stack_words(mr * line // 8), row_rounder()
+
+    @register_jitable
+    def round_tile(
+        product: GemmArguments, c: int, row: int, rows: int, first: int, at: int
+    ) -> None:
+        """Write a tile of C at ``at`` as registers of a left operand."""
+        to = c + first // MATRIX_DEPTH * REGISTER_BYTES
+        for i in range(0, rows, ROWS):
+            target = to + (row + i) // ROWS * product.c_register
+            round_rows(at + i * line, line, min(ROWS, rows - i), MATRIX_DEPTH, 1.0, target)
 
     @register_jitable
     def run_block(
@@ -319,6 +331,7 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
         n, crs, ldb = product.n, product.c_row, product.b_row
         steps = (product.k + unit - 1) // unit
         t.steps = steps
+        tile_copy = copy() if matrix else 0
         for p in range(panel, last_panel):
             first = p * width
             count = min(width, n - first)
@@ -346,12 +359,17 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
                 to = (row + i) * crs + first * item
                 t.a = a + ((row + i) // ROWS * t.a_register if matrix else (row + i) * t.a_row)
                 t.c = c + to
+                if matrix and product.c_register != 0:
+                    t.c = tile_copy
+                    t.c_row = line
                 t.residual = res + to if res != 0 else 0
                 t.ahead = coming
                 coming += steps // 2 * pace
                 call_kernel(tile, t, m, vectors, 0)
                 if product.activation != 0:
                     call_kernel(product.activation, t, m, vectors, 0)
+                if matrix and product.c_register != 0:
+                    round_tile(product, c, row + i, m, first, tile_copy)
                 i += m
 
     return run_block

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.matrix_tile import ROW_BYTES, ROWS
 from subgraph.engine.codegen.simd import ld, load_as, memcpy, st, vec
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.codegen.transpose import transposer
-from subgraph.engine.planner.layout_arguments import CopyBytesArguments, ReorderArguments
+from subgraph.engine.planner.layout_arguments import (
+    CopyBytesArguments,
+    RegistersArguments,
+    ReorderArguments,
+)
 
 from .arguments import PhasesArguments
 
@@ -110,6 +116,26 @@ def from_bfloat16(*, lanes: int) -> Callable[..., None]:
             target = a.target + (image * blocks + block) * pixels * pixel
             for p in range(first, min(pixels, first + part)):
                 store(target + p * pixel, load(source + p * pixel))
+
+    return kernel
+
+
+def from_registers() -> Callable[..., None]:
+    """Return the kernel of `RegistersArguments`, which converts registers to rows of float32."""
+    arguments = view_of(RegistersArguments)
+    lanes = ROW_BYTES // 4  # a row of a register has two vectors
+    load, store_n = load_as("bfloat16", "float32", lanes), vec("float32", lanes).store_n
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        steps = (a.columns + MATRIX_DEPTH - 1) // MATRIX_DEPTH
+        for row in range(begin * ROWS, min(end * ROWS, a.rows)):
+            source = a.source + (row // ROWS * steps * ROWS + row % ROWS) * ROW_BYTES
+            target = a.target + row * a.columns * 4
+            for column in range(0, a.columns, lanes):
+                at = source + column // MATRIX_DEPTH * ROWS * ROW_BYTES
+                at += column % MATRIX_DEPTH * 2
+                store_n(target + column * 4, min(lanes, a.columns - column), load(at))
 
     return kernel
 

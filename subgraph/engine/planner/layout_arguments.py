@@ -43,3 +43,19 @@ class ReorderArguments(KernelArguments):
     blocks: int
     part: int
     parts: int
+
+
+class RegistersArguments(KernelArguments):
+    """Arguments of `from_registers`; a work unit is 16 rows.
+
+    Attributes:
+        source: Registers of matrix tiles: for each 16 rows, all steps of 32 columns of bfloat16.
+        target: The rows, of float32.
+        rows: Number of rows.
+        columns: Columns of a row.
+    """
+
+    source: Address
+    target: Address
+    rows: int
+    columns: int

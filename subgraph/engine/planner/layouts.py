@@ -8,6 +8,9 @@ before the first node that needs the other layout. A conversion that moves no da
 The third layout, "bfloat16", is ``[N, ceil(C / 32), *spatial, 32]``, the ``nChw32c`` of matrix
 tiles: a lowering that knows its readers may choose it for its output (`Operand.store_as_bfloat16`).
 Rules that do not support it get such a value in the blocked layout of float32.
+
+The fourth, "registers", is what matrix tiles read of the left operand of a product: a product that
+knows its readers may choose it (`Operand.store_as_registers`). Others get the plain layout.
 """
 
 from __future__ import annotations
@@ -16,7 +19,12 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
-from subgraph.engine.planner.layout_arguments import CopyBytesArguments, ReorderArguments
+from subgraph.engine.codegen.tiling import MATRIX_ROWS
+from subgraph.engine.planner.layout_arguments import (
+    CopyBytesArguments,
+    RegistersArguments,
+    ReorderArguments,
+)
 from subgraph.engine.planner.lowering import (
     EmittedStep,
     Layout,
@@ -117,14 +125,28 @@ class LayoutAssigner:
             else:
                 self._commit()
                 return low
-        plain = [None if o is None else self._converted(o, "plain") for o in inputs]
+        registers = any(o is not None and o.layout == "registers" for o in inputs)
+        if registers and "registers" in rule.layouts:
+            try:
+                low = attempt([self._plain(o, registers=True) for o in inputs], False)
+            except Unsupported:
+                self._pending.clear()
+            else:
+                self._commit()
+                return low
         try:
-            low = attempt(plain, False)
+            low = attempt([self._plain(o) for o in inputs], False)
         except Unsupported:
             self._pending.clear()
             raise
         self._commit()
         return low
+
+    def _plain(self, operand: Operand | None, *, registers: bool = False) -> Operand | None:
+        """Return an input in the plain layout; in the layout "registers" as it is, if allowed."""
+        if operand is None or (registers and operand.layout == "registers"):
+            return operand
+        return self._converted(operand, "plain")
 
     def plain(self, operand: Operand) -> Operand:
         """Return an operand in the plain layout, converted if necessary."""
@@ -157,7 +179,7 @@ class LayoutAssigner:
     ) -> bool:
         if not self._enabled or "blocked" not in rule.layouts or not inputs:
             return False
-        if any(operand is not None and operand.layout != "plain" for operand in inputs):
+        if any(o is not None and o.layout in ("blocked", "bfloat16") for o in inputs):
             return True
         first = inputs[0]
         return (
@@ -181,7 +203,10 @@ class LayoutAssigner:
         rank = len(result.shape or ())
         filters = 1 if node.op_type in _CONVOLUTIONS else None
         found: list[Operand | None] = []
-        for position, operand in enumerate(inputs):
+        for position, given in enumerate(inputs):
+            operand = given
+            if operand is not None and operand.layout == "registers":
+                operand = self._converted(operand, "plain")
             if operand is not None and operand.layout == "bfloat16" and position != filters:
                 found.append(operand if keeps else self._converted(operand, "blocked"))
                 continue
@@ -229,7 +254,7 @@ class LayoutAssigner:
     def _commit(self) -> None:
         for source, target, step in self._pending:
             self._counterparts[source] = target
-            if source.layout != "bfloat16":
+            if source.layout not in ("bfloat16", "registers"):
                 # Conversion back to the first layout then costs nothing.
                 self._counterparts[target] = source
             if step is not None:
@@ -240,7 +265,7 @@ class LayoutAssigner:
 
 def _same_memory(a: Operand, b: Operand) -> bool:
     """Return whether both layouts of a value are the same bytes: one pixel and whole blocks."""
-    if a.layout == "bfloat16":
+    if a.layout in ("bfloat16", "registers"):
         return False
     lanes = max(a.lanes, b.lanes)
     return math.prod(a.shape[2:]) == 1 and a.shape[1] % lanes == 0
@@ -266,9 +291,11 @@ def conversion_step(source: Operand, target: Operand) -> EmittedStep:
 
     Args:
         source: The operand.
-        target: An operand of the same type: in the plain layout if the source is blocked, else in
-            the blocked one.
+        target: An operand of the same type: in the plain layout if the source is blocked or
+            registers, else in the blocked one.
     """
+    if source.layout == "registers":
+        return _from_registers(source, target)
     blocked = target if target.layout == "blocked" else source
     pixels = math.prod(source.shape[2:])
     chunks = -(-pixels // _CONVERSION_UNIT_PIXELS)
@@ -292,4 +319,14 @@ def conversion_step(source: Operand, target: Operand) -> EmittedStep:
     if source.size == 0:
         units = 0
     moved = source.nbytes + target.nbytes
+    return EmittedStep(node, kernel, tuple(arguments.words()), units, 1, 0, moved)
+
+
+def _from_registers(source: Operand, target: Operand) -> EmittedStep:
+    """Return the step that converts registers of matrix tiles to the plain layout."""
+    rows, columns = math.prod(source.shape[:-1]), source.shape[-1]
+    arguments = RegistersArguments(source=source, target=target, rows=rows, columns=columns)
+    kernel = Kernel("subgraph.ops.movement.reorder_kernels", "from_registers")
+    node = Node("Reorder", name=f"{source.name}.to_plain", domain=INTERNAL_DOMAIN)
+    units, moved = -(-rows // MATRIX_ROWS), source.nbytes + target.nbytes
     return EmittedStep(node, kernel, tuple(arguments.words()), units, 1, 0, moved)

@@ -25,7 +25,7 @@ import attrs
 import numpy as np
 
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_SLACK
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS, MATRIX_SLACK
 from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
@@ -38,7 +38,7 @@ from subgraph.operators.shape_values import concretized
 from subgraph.system import guard_pages, host
 from subgraph.system.registry import Files, Registry, defined_at
 
-Layout = Literal["plain", "blocked", "bfloat16"]
+Layout = Literal["plain", "blocked", "bfloat16", "registers"]
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
@@ -109,10 +109,12 @@ class Operand:
     Attributes:
         name: The value's name.
         dtype: Its dtype.
-        shape: Its logical shape. In layouts other than "plain" memory is [N, ceil(C / lanes),
+        shape: Its logical shape. In "blocked" and "bfloat16" memory is [N, ceil(C / lanes),
             *spatial, lanes], zero in the channels beyond C.
-        layout: "plain", "blocked" or "bfloat16"; in the last one, values of float32 are stored as
-            bfloat16, with `MATRIX_SLACK` bytes of any content behind them.
+        layout: "plain", "blocked", "bfloat16" or "registers"; in the last two, values of float32
+            are stored as bfloat16. "bfloat16" has `MATRIX_SLACK` bytes of any content behind them.
+            "registers" are those of the left operand of a product over matrix tiles: for each 16
+            rows, all steps of 32 columns.
         known: Its content, if the plan depends on it (shape arithmetic, small integer weights).
         parameter: The parameter whose value it is, or None.
         storage: Its memory; an alias shares that of its source. None until it is assigned.
@@ -175,7 +177,7 @@ class Operand:
     @property
     def itemsize(self) -> int:
         """Bytes of an element in memory."""
-        if self.layout == "bfloat16":
+        if self.layout in ("bfloat16", "registers"):
             return 2
         return numpy_dtype(self.dtype).itemsize
 
@@ -199,6 +201,13 @@ class Operand:
         """Bytes of its memory, including padding."""
         if self.layout == "plain":
             return self.size * self.itemsize
+        if self.layout == "registers":
+            rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
+            whole = (
+                -(-rows // MATRIX_ROWS) * MATRIX_ROWS,
+                -(-columns // MATRIX_DEPTH) * MATRIX_DEPTH,
+            )
+            return math.prod(whole) * self.itemsize
         padded = self.shape[0] * self.blocks * self.lanes * math.prod(self.shape[2:])
         slack = MATRIX_SLACK if self.layout == "bfloat16" else 0
         return padded * self.itemsize + slack
@@ -206,6 +215,11 @@ class Operand:
     def store_as_bfloat16(self) -> None:
         """Set the layout "bfloat16" for an output of float32 whose storage is its own."""
         self.layout, self.lanes = "bfloat16", MATRIX_DEPTH
+        self.storage = Storage("arena", self.nbytes)
+
+    def store_as_registers(self) -> None:
+        """Set the layout "registers" for an output of float32 whose storage is its own."""
+        self.layout = "registers"
         self.storage = Storage("arena", self.nbytes)
 
 
