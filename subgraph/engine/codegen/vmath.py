@@ -171,9 +171,13 @@ def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
         r = n.fma(-math.log(2.0), x)
     else:
         r = n.fma(-f.ln2_low, n.fma(-f.ln2_high, x))
+    # Vectors of all widths have the same result on a machine: the product by 2**n is exact.
+    if host.has_vscalef():
+        power = r.polynomial((1.0, 1.0, *_EXP[f.single]))
+    else:
+        power = r.polynomial_in_pairs((1.0, *_EXP[f.single])).fma(r, 1.0)
     if x.scales_in_one():
-        return r.polynomial((1.0, 1.0, *_EXP[f.single])).scaled(n)
-    power = r.polynomial_in_pairs((1.0, *_EXP[f.single])).fma(r, 1.0)
+        return power.scaled(n)
     return power * x.from_bits(builder.shl(shifted.bits(), x.integer(f.mantissa)))
 
 
@@ -209,7 +213,7 @@ def _expm1(x: Expr) -> Expr:
 
 def _sigmoid(x: Expr) -> Expr:
     """Return 1 / (1 + e**-x)."""
-    if not x.scales_in_one():
+    if not host.has_vscalef():
         bounded = x.at_most(x.format.exp_normal)
         quotient = x.const(1.0) / (_exp_unbounded(bounded, -1.0) + 1.0)
         return x.const(0.0).where(x.compare("<", -x.format.exp_normal), quotient)
@@ -311,7 +315,7 @@ def _erf_single(x: Expr, scale: float) -> Expr:
 
 def _silu(x: Expr) -> Expr:
     """Return x * sigmoid(x)."""
-    if x.scales_in_one():
+    if host.has_vscalef():
         return x * _sigmoid(x)
     most = x.format.exp_normal
     quotient = x / (_exp_unbounded(x.at_most(most), -1.0) + 1.0)
