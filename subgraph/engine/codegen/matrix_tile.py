@@ -8,9 +8,9 @@ two by two registers of sums loads four registers for four such instructions.
 Its arguments are a `TileBlock`, as those of `subgraph.engine.codegen.tile.contraction`. A step
 along K has `MATRIX_DEPTH` elements, so that A is rows of bfloat16, padded to whole steps. B is a
 sequence of registers: row r of one has, for each of 16 columns, the elements of rows 2 r and
-2 r + 1. Initial values are float32; so are results and residuals, unless flags say that they are
-bfloat16 (`F_BFLOAT16_C`, `F_BFLOAT16_RESIDUAL`): the vectors of a row are then adjacent. Masked
-tiles do not support these flags.
+2 r + 1. Initial values are float32, the same for all rows. Results and residuals are float32, too,
+unless flags say that they are bfloat16 (`F_BFLOAT16_C`, `F_BFLOAT16_RESIDUAL`): the vectors of a
+row are then adjacent. Masked tiles do not support these flags.
 
 Rows of a register are independent: those beyond the rows of a tile are read, and may hold anything,
 but are not stored. Subnormal elements count as 0. (Source: Intel's Architecture Instruction Set
@@ -367,7 +367,6 @@ class _MatrixTile(RegisterTile):
         self.a_row = e.word(t, "a_row")
         self.a_register = e.word(t, "a_register")
         self.b_vector = e.word(t, "b_vector")
-        self.rest: Any = None  # initial values that the epilogue adds
         self.ahead = e.variable(e.word(t, "ahead"))
         self.ahead_lines = e.b.ashr(e.word(t, "pace"), e.const(_PACE_SHIFT))
 
@@ -413,20 +412,18 @@ class _MatrixTile(RegisterTile):
             e.step(b, e.word(t, f"{names[0]}_b"))
 
     def start(self) -> None:
-        """Set the sums to the initial values if all rows share them, else to 0.
+        """Set the sums to the initial values, which all rows share, or to 0.
 
-        After that `TileBlock.start` counts only if its rows differ. A masked tile adds its initial
-        values at the end, as a register is loaded in whole vectors.
+        A masked tile adds its initial values at the end, as a register is loaded in whole vectors.
         """
         e, b = self.e, self.e.b
         start, vector = e.word(self.t, "start"), e.word(self.t, "start_vector")
-        each_row = b.icmp_signed("!=", e.word(self.t, "start_row"), e.const(0))
         if self.mask is not None:
-            each_row = ir.Constant(ir.IntType(1), 1)
-        is_shared = b.and_(b.icmp_signed("!=", start, e.const(0)), b.not_(each_row))
-        self.rest = b.select(is_shared, e.const(0), start)
-        with b.if_else(is_shared) as (shared, otherwise):
-            with shared:
+            for _, _, register in self.each():
+                self.registers.zero(register)
+            return
+        with b.if_else(b.icmp_signed("!=", start, e.const(0))) as (given, otherwise):
+            with given:
                 for _, j, register in self.each():
                     at = b.add(start, b.mul(vector, e.const(j)))
                     self.registers.load(register, at, e.const(0))
@@ -441,12 +438,9 @@ class _MatrixTile(RegisterTile):
             self.finish_rows(rows)
             return
         # Whole registers to which nothing is done are stored at once.
-        words = [e.word(t, name) for name in ("residual", "row_bias", "flags")]
-        words.append(b.xor(rows, e.const(self.rows * ROWS)))
-        words.append(e.word(t, "run_rows"))
-        left = self.rest
-        for word in words:
-            left = b.or_(left, word)
+        left = b.xor(rows, e.const(self.rows * ROWS))
+        for name in ("residual", "flags", "run_rows"):
+            left = b.or_(left, e.word(t, name))
         with b.if_else(b.icmp_signed("==", left, e.const(0))) as (whole, otherwise):
             with whole:
                 line, step = e.word(t, "c_row"), e.word(t, "c_vector")
@@ -465,45 +459,36 @@ class _MatrixTile(RegisterTile):
         low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
         high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
         rounds = e.flag(flags, F_BFLOAT16_C)
-        start = e.variable(self.rest)
-        residual, bias, c = (e.variable(e.word(t, name)) for name in ("residual", "row_bias", "c"))
-        has_start, has_residual, has_bias = (
-            b.icmp_signed("!=", e.get(slot), e.const(0)) for slot in (start, residual, bias)
+        start = e.word(t, "start")
+        residual, c = (e.variable(e.word(t, name)) for name in ("residual", "c"))
+        has_start, has_residual = (
+            b.icmp_signed("!=", address, e.const(0)) for address in (start, e.get(residual))
         )
-        names = (
-            "start_row",
-            "start_vector",
-            "residual_row",
-            "residual_vector",
-            "c_row",
-            "c_vector",
-        )
+        names = ("start_vector", "residual_row", "residual_vector", "c_row", "c_vector")
         w = {name: e.word(t, name) for name in names}
+
+        def add(values: Sequence[Any], address: Any, vector: Any) -> None:
+            for j, value in enumerate(values):
+                at = b.add(address, b.mul(vector, e.const(j)))
+                e.put(value, b.fadd(e.load(at, self.lane_mask(j)), e.get(value)))
+
         is_narrow = e.flag(flags, F_BFLOAT16_RESIDUAL)
         with self.sum_rows(sums, rows) as own:
             values = [
                 e.variable(e.load(b.add(own, e.const(j * ROW_BYTES)))) for j in range(self.vectors)
             ]
-            with e.when(has_bias):
-                added = e.broadcast(e.get(bias))
-                for value in values:
-                    e.put(value, b.fadd(e.get(value), added))
-                e.step(bias, e.const(e.item))
             if self.mask is None:
                 with e.when(b.and_(has_residual, is_narrow)):
                     for j, value in enumerate(values):
                         at = b.add(e.get(residual), e.const(j * _NARROW_BYTES))
                         e.put(value, b.fadd(self.load_bfloat16(at), e.get(value)))
                     e.step(residual, w["residual_row"])
-            for slot, present, name in (
-                (start, has_start, "start"),
-                (residual, b.and_(has_residual, b.not_(is_narrow)), "residual"),
-            ):
-                with e.when(present):
-                    for j, value in enumerate(values):
-                        at = b.add(e.get(slot), b.mul(w[f"{name}_vector"], e.const(j)))
-                        e.put(value, b.fadd(e.load(at, self.lane_mask(j)), e.get(value)))
-                    e.step(slot, w[f"{name}_row"])
+            else:
+                with e.when(has_start):
+                    add(values, start, w["start_vector"])
+            with e.when(b.and_(has_residual, b.not_(is_narrow))):
+                add(values, e.get(residual), w["residual_vector"])
+                e.step(residual, w["residual_row"])
             results = [self.bounded(e.get(value), low, high) for value in values]
             if self.mask is not None:
                 self.store_row(results, e.get(c), w["c_vector"])
