@@ -185,19 +185,19 @@ def _emit_matrix_attention(
     batch, heads, queries, depth = r.q.sizes
     _, _, keys, values = r.v.sizes
     # A panel is a tile's rows of queries. Their registers, results, and two numbers of each:
-    depth, values = round_up(depth, of.depth_step), round_up(values, of.lanes)
-    panel = of.mr * (depth * of.weight_item + (values + 2) * of.item)
+    q_columns, v_columns = round_up(depth, of.depth_step), round_up(values, of.lanes)
+    panel = of.mr * (q_columns * of.weight_item + (v_columns + 2) * of.item)
     panels = -(-queries // of.mr)
     unit_panels = _panels_per_unit(of, panels, batch * heads, low.threads, panel // of.item)
     blocks = -(-keys // _MAX_BLOCK_KEYS_MATRIX)
     block = round_up(-(-keys // blocks), of.depth_step)
-    v_registers = block * depth * of.weight_item
-    weights = v_registers + block * values * of.weight_item
+    v_registers = block * q_columns * of.weight_item
+    weights = v_registers + block * v_columns * of.weight_item
     scores = weights + of.mr * block * of.weight_item
     rows = scores + of.mr * block * of.item
     shared = rows + of.mr * (of.lanes + 2) * of.item
     units = batch * heads * -(-panels // unit_panels)
-    flops = 2 * batch * heads * queries * keys * sum((r.q.sizes[3], r.v.sizes[3]))
+    flops = 2 * batch * heads * queries * keys * (depth + values)
     low.emit(
         Kernel("subgraph.ops.attention.matrix_kernels", "attention"),
         MatrixAttentionArguments(

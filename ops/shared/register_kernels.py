@@ -6,7 +6,7 @@ steps of 32 along K and whole vectors of 16 columns of B, are 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -114,7 +114,7 @@ def _emit_column_register(builder: Any, args: Sequence[Any], whole: bool) -> Non
     for column in range(LANES):
         at = builder.add(source, builder.mul(step, I64(column)))
         if whole:
-            halves = [
+            vectors = [
                 load_at(builder, where, v.llvm, 4) for where in (at, builder.add(at, I64(_VECTOR)))
             ]
         else:
@@ -125,7 +125,7 @@ def _emit_column_register(builder: Any, args: Sequence[Any], whole: bool) -> Non
             upper = builder.select(
                 builder.icmp_signed(">", rest, I64(0)), builder.add(at, I64(_VECTOR)), at
             )
-            halves = [
+            vectors = [
                 v.emit_load(
                     builder,
                     where,
@@ -133,22 +133,15 @@ def _emit_column_register(builder: Any, args: Sequence[Any], whole: bool) -> Non
                 )
                 for where, count in ((at, length), (upper, rest))
             ]
-        row = emit_bfloat16_row(builder, *halves)
+        row = emit_bfloat16_row(builder, *vectors)
         pairs.append(builder.bitcast(row, ir.VectorType(I32, LANES)))
     for row, values in enumerate(emit_transpose(builder, pairs, 4)):
         store_at(builder, builder.add(target, I64(row * ROW_BYTES)), values, 4)
 
 
-def _column_register(whole: bool) -> Callable[..., None]:
-    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
-        _emit_column_register(builder, args, whole)
-
-    return emit
-
-
 # (first column, bytes between columns, number of columns, elements of each, register)
-_whole_register = define(VOID, [INT64] * 5, _column_register(True))
-_partial_register = define(VOID, [INT64] * 5, _column_register(False))
+_whole_register = define(VOID, [INT64] * 5, lambda b, c, a: _emit_column_register(b, a, True))
+_partial_register = define(VOID, [INT64] * 5, lambda b, c, a: _emit_column_register(b, a, False))
 
 
 def column_pairer() -> Any:

@@ -65,8 +65,8 @@ def emit_bfloat16_row(builder: Any, first: Any, second: Any) -> Any:
         second: Vector of 16 float32, its last elements.
     """
     if not host.rounds_to_bfloat16():
-        halves = [f32_to_bf16(builder, value) for value in (first, second)]
-        return shuffle_vectors(builder, halves[0], halves[1], range(2 * _LANES))
+        rounded = [f32_to_bf16(builder, value) for value in (first, second)]
+        return shuffle_vectors(builder, rounded[0], rounded[1], range(2 * _LANES))
     kind = ir.FunctionType(ir.VectorType(I16, 2 * _LANES), [first.type] * 2)
     return builder.call(ir.InlineAsm(kind, "vcvtne2ps2bf16 $2, $1, $0", "=v,v,v"), [second, first])
 

@@ -2,8 +2,8 @@
 
 Attention multiplies 32 queries at a time by a block of keys, and their weights by the values: many
 products of few steps, whose results stay in the cache. A contraction tile
-(`subgraph.engine.codegen.matrix_tile`) is called once for each 32 columns of results, and reads its
-arguments from memory each time, which takes longer than such a product.
+(`subgraph.engine.codegen.matrix_tile`) is called for each 32 columns of results. A call reads its
+arguments from memory, and this has a higher cost than a product of few steps.
 """
 
 from __future__ import annotations
