@@ -13,10 +13,12 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import Array, TensorType, ValueType
+from subgraph.graph.types import Array
 from subgraph.operators.batch_axes import Batch, BatchAxis, BatchCall, NoBatch, Sizes, fits
 from subgraph.operators.operator import is_random, operator_of
 from subgraph.operators.shape_values import to_array
+
+from .size_changes import static_shape
 
 # Operators that select or arrange elements of their first input; the others select.
 _SELECTING = frozenset(
@@ -96,12 +98,7 @@ def _fits(batch: Batch, value: Value, rows: int) -> bool:
 
 def _sizes(value: Value | None) -> Sizes | None:
     """Return the shape of a tensor, () of an omitted operand; None if a size is not known."""
-    if value is None:
-        return ()
-    type_: ValueType | None = value.type
-    if not isinstance(type_, TensorType) or not type_.is_static:
-        return None
-    return tuple(dim for dim in type_.shape or () if isinstance(dim, int))
+    return () if value is None else static_shape(value.type)
 
 
 def _of_numbers(numbers: Array | None, rows: int) -> Batch:

@@ -15,10 +15,12 @@ from typing import Any
 import attrs
 
 from subgraph.engine.cpu.region_options import CpuRegionOptions
+from subgraph.engine.planner.concrete_types import MAX_SHAPE_ELEMENTS, concrete
 from subgraph.engine.region.region_op import Guards
 from subgraph.graph.graph import Graph
+from subgraph.graph.limits import size_in_bytes
 from subgraph.graph.parameters import Parameter, Versions
-from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
+from subgraph.graph.types import TensorType, dtype_of
 from subgraph.operators.batch_axes import elementwise
 from subgraph.operators.operator import is_view, operator_of
 from subgraph.operators.type_inference import retype
@@ -31,7 +33,6 @@ _ROWS = 10007
 # that memory decides (measured with 34 networks, 16 rows and one thread).
 _MOST_WEIGHTS, _ROWS_PER_WEIGHTS = 0.7, 4
 _MOST_WEIGHTS_BFLOAT16, _ROWS_PER_WEIGHTS_BFLOAT16 = 1.3, 2
-_MAX_SHAPE_ELEMENTS = 256  # of a parameter that may state a shape
 _CACHED_SHAPES = 64
 # Shapes of rows of which sizes are computed; later ones run as a whole. A sequence that grows with
 # every call would otherwise be typed again by each.
@@ -99,17 +100,16 @@ def row_sizes(graph: Graph, types: Types, rows: int) -> RowSizes | None:
             if isinstance(type_, TensorType) and type_.is_static:
                 if type_.dtype in ("int8", "uint8"):
                     return None
-                count = _count(type_)
-                if count % rows == 0:
-                    sizes.append(count // rows * numpy_dtype(type_.dtype).itemsize)
+                if _count(type_) % rows == 0:
+                    sizes.append(size_in_bytes(type_) // rows)
     held = {value.parameter for value in typed.values() if value.parameter is not None}
-    weights = sum(_count(p.type) * numpy_dtype(p.type.dtype).itemsize for p in held)
+    weights = sum(size_in_bytes(parameter.type) for parameter in held)
     return RowSizes(weights, sum(sizes), max(sizes))
 
 
 def _count(type_: TensorType) -> int:
     """Return the number of elements of a static type."""
-    return math.prod(_shape(type_))
+    return math.prod(concrete(type_))
 
 
 class RowParts:
@@ -137,7 +137,7 @@ class RowParts:
         self._read = [
             p
             for p in parameters
-            if "float" not in p.type.dtype and _count(p.type) <= _MAX_SHAPE_ELEMENTS
+            if "float" not in p.type.dtype and _count(p.type) <= MAX_SHAPE_ELEMENTS
         ]
         self._form: tuple[Graph | None, Versions] | None = None
         self._rows: dict[Shapes, int] = {}
@@ -163,10 +163,10 @@ class RowParts:
 
     def _decide(self, types: Sequence[TensorType]) -> int:
         """Return the rows of each part of a request of new shapes."""
-        rows = _shape(types[0])[0]
+        rows = concrete(types[0])[0]
         if self._options.independent is None or rows < 2:
             return rows
-        if any(_shape(type_)[:1] != (rows,) for type_ in types):
+        if any(concrete(type_)[:1] != (rows,) for type_ in types):
             return rows
         part = self._options.rows
         if not part:
@@ -176,13 +176,13 @@ class RowParts:
 
     def _sizes_of(self, types: Sequence[TensorType], rows: int) -> RowSizes | None:
         """Return the sizes of rows; None of a quantized region, and after many other shapes."""
-        key = tuple([_shape(type_)[1:] for type_ in types])
+        key = tuple([concrete(type_)[1:] for type_ in types])
         if key not in self._sizes and len(self._sizes) < _MOST_ROW_SHAPES:
             given: list[TensorType | None] = [None] * len(self._subgraph.inputs)
             if self._fixed_types() != types:  # else the region has these types
                 rows = _ROWS
                 for k, type_ in zip(self._positions, types, strict=True):
-                    given[k] = TensorType(type_.dtype, (rows, *_shape(type_)[1:]))
+                    given[k] = TensorType(type_.dtype, (rows, *concrete(type_)[1:]))
             self._sizes[key] = row_sizes(self._subgraph, given, rows)
         return self._sizes.get(key)
 
@@ -208,9 +208,9 @@ class RowParts:
             the region itself is to be fused.
         """
         types = self._fixed_types()
-        if types is None or len(_shape(types[0])) == 0:
+        if types is None or len(concrete(types[0])) == 0:
             return None
-        rows = _shape(types[0])[0]
+        rows = concrete(types[0])[0]
         if rows < 2 or self._decide(types) == rows:
             return None
         graph = self._independent()
@@ -225,8 +225,3 @@ class RowParts:
         for shapes, rows in saved:
             key: Shapes = tuple([tuple(shape) for shape in shapes])
             self._rows[key] = max(1, int(rows))
-
-
-def _shape(type_: TensorType) -> tuple[int, ...]:
-    """Return the shape of a static type."""
-    return tuple(dim for dim in type_.shape or () if isinstance(dim, int))

@@ -110,37 +110,39 @@ class LayoutAssigner:
         Raises:
             Unsupported: The node cannot be lowered in either layout.
         """
-        blocked = self._uses_blocks(node, rule, inputs, types)
-        rounded = any(o is not None and o.layout == "bfloat16" for o in inputs)
-        # Blocks are tried first, with values in the layout "bfloat16" as they are.
-        for keeps in (True, False):
-            if not blocked or (keeps and not (rounded and "bfloat16" in rule.layouts)):
-                continue
+        refused = Unsupported(f"{node.op_type} has no lowering")
+        for arranged, blocked in self._arrangements(node, rule, inputs, types):
             try:
-                low = attempt(self._in_blocks(node, inputs, types[0], keeps), True)
-            except Unsupported:
+                low = attempt(arranged, blocked)
+            except Unsupported as error:
                 # A refusal drops the conversions that were prepared for this attempt, so that no
                 # run executes them in vain.
                 self._pending.clear()
+                refused = error
             else:
                 self._commit()
                 return low
-        registers = any(o is not None and o.layout == "registers" for o in inputs)
-        if registers and "registers" in rule.layouts:
-            try:
-                low = attempt([self._plain(o, registers=True) for o in inputs], False)
-            except Unsupported:
-                self._pending.clear()
-            else:
-                self._commit()
-                return low
-        try:
-            low = attempt([self._plain(o) for o in inputs], False)
-        except Unsupported:
-            self._pending.clear()
-            raise
-        self._commit()
-        return low
+        raise refused
+
+    def _arrangements(
+        self,
+        node: Node,
+        rule: LoweringRule,
+        inputs: Sequence[Operand | None],
+        types: Sequence[TensorType],
+    ) -> Generator[tuple[Sequence[Operand | None], bool]]:
+        """Yield the inputs in the layouts to be tried, best first, and whether outputs are blocks.
+
+        Conversions are prepared when the inputs are asked for. See `lower`.
+        """
+        layouts = {operand.layout for operand in inputs if operand is not None}
+        if self._uses_blocks(node, rule, inputs, types):
+            if "bfloat16" in layouts and "bfloat16" in rule.layouts:
+                yield self._in_blocks(node, inputs, types[0], True), True
+            yield self._in_blocks(node, inputs, types[0], False), True
+        if "registers" in layouts and "registers" in rule.layouts:
+            yield [self._plain(operand, registers=True) for operand in inputs], False
+        yield [self._plain(operand) for operand in inputs], False
 
     def _plain(self, operand: Operand | None, *, registers: bool = False) -> Operand | None:
         """Return an input in the plain layout; in the layout "registers" as it is, if allowed."""
