@@ -82,6 +82,10 @@ def _signs(*shape: int) -> list[list[Array]]:
 _SIDE = 6
 _IMAGE = (1, 16, 5, 5)
 _Values = list[sg.Value]
+# The sums that conditions compare with. Sums of these graphs are often exactly an integer, before
+# rounding: 0 for a value that contains each number and its negative, 6 for a softmax. An integer
+# here would let the rounding of the sum choose the branch.
+_LEAST = (-2.3, -0.7, 0.4, 1.6, 2.9)
 _WEIGHTS: dict[tuple[int, tuple[int, ...]], sg.Value] = {}
 
 
@@ -152,7 +156,7 @@ def _grown(draw: st.DrawFn, values: _Values, depth: int, image: bool, number: li
 
 def _if(draw: st.DrawFn, values: _Values, depth: int, image: bool, number: list[int]) -> _Values:
     """Return an If over some of these values; a branch may be empty or return an outer value."""
-    condition = _above(draw(st.sampled_from(values)), draw(st.floats(-3, 3, width=16)))
+    condition = _above(draw(st.sampled_from(values)), draw(st.sampled_from(_LEAST)))
     results = draw(st.integers(1, 2))
     bodies: list[sg.Graph] = []
     for _ in range(2):
