@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.checks.cpu import emit_range_check

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import decoded

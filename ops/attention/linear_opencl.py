@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Argument
+from subgraph.engine.planner.operands import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.ops.shared.opencl_code import line, number, program, register, require, variant_of

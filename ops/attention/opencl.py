@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Argument, Lowering, Unsupported
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.operators.schema import INTERNAL_DOMAIN

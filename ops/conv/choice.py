@@ -13,7 +13,8 @@ from enum import StrEnum
 
 import attrs
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Operand
 from subgraph.ops.movement.geometry import Geometry, bands, merged
 from subgraph.ops.shared.tile_planning import Tiles, product_tiles, round_up
 from subgraph.system.host import caches

@@ -13,7 +13,8 @@ import attrs
 
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS
 from subgraph.engine.planner.constants import contiguous_array
-from subgraph.engine.planner.lowering import Argument, Layout, Lowering, Weight, lowering
+from subgraph.engine.planner.lowering import Lowering, lowering
+from subgraph.engine.planner.operands import Argument, Layout, Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN

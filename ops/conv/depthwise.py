@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.planner.lowering import Lowering, Operand
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.movement.packed_conv import PackedConv

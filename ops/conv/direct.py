@@ -6,7 +6,8 @@ import math
 
 import attrs
 
-from subgraph.engine.planner.lowering import Argument, Lowering
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, plain, recorded, smaller
 from subgraph.ops.movement.geometry import Geometry

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import attrs
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Weight
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Operand, Weight
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.ops.movement.geometry import Geometry, conv_geometry

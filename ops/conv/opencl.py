@@ -12,7 +12,8 @@ import math
 import attrs
 
 from subgraph.dtypes import FLOATS, compute_dtype
-from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource, definitions

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Argument, Lowering, Scratch
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Argument, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
 from subgraph.ops.movement.arguments import PhasesArguments

@@ -18,13 +18,8 @@ import numpy as np
 
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.planner.constants import derived_operand
-from subgraph.engine.planner.lowering import (
-    Argument,
-    Lowering,
-    Operand,
-    Unsupported,
-    lowering,
-)
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.ops.elementwise.cpu import temporary

@@ -16,15 +16,8 @@ import attrs
 import numpy as np
 
 from subgraph.dtypes import compute_dtype, item_bytes
-from subgraph.engine.planner.lowering import (
-    Argument,
-    Lowering,
-    Operand,
-    Storage,
-    Unsupported,
-    Weight,
-    lowering,
-)
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Argument, Operand, Storage, Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from subgraph.dtypes import INTEGERS, UNSIGNED, compute_dtype
-from subgraph.engine.planner.lowering import Argument, Operand, Weight
+from subgraph.engine.planner.operands import Argument, Operand, Weight
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource

@@ -9,7 +9,8 @@ from functools import partial
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Operand, Weight
 from subgraph.graph.types import Array
 from subgraph.ops.shared.strides import Ints, collapse, contiguous
 

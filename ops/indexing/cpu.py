@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from subgraph.dtypes import FLOATS, INTEGERS, UNSIGNED
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from subgraph.dtypes import HALF_FLOATS
-from subgraph.engine.planner.lowering import Argument, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared

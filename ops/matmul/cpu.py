@@ -12,14 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from subgraph.engine.codegen.tiling import FEW_ROWS, MATRIX_DEPTH, MATRIX_ROWS
-from subgraph.engine.planner.lowering import (
-    Argument,
-    Layout,
-    Lowering,
-    Operand,
-    Unsupported,
-    lowering,
-)
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Argument, Layout, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.symbolic import larger, recorded, smaller

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Operand
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import temporary

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression

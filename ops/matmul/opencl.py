@@ -10,7 +10,8 @@ import attrs
 import numpy as np
 
 from subgraph.dtypes import FLOATS, compute_dtype
-from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_shared

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from subgraph.engine.planner.lowering import Operand, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Operand
 from subgraph.graph.types import Array
 from subgraph.ops.shared.strides import Ints, broadcast_sizes, broadcast_strides, collapse
 from subgraph.ops.shared.tile_planning import Activation, Tiles

@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.planner.constants import contiguous_array, derived_operand
-from subgraph.engine.planner.lowering import (
-    Lowering,
-    Operand,
-    Unsupported,
-    lowering,
-)
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, dtype_of

@@ -13,7 +13,8 @@ import attrs
 import numpy as np
 
 from subgraph.engine.planner.constants import contiguous_array
-from subgraph.engine.planner.lowering import Lowering, Unsupported, Weight, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array

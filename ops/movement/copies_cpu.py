@@ -13,7 +13,8 @@ import attrs
 import numpy as np
 
 from subgraph.dtypes import UNSIGNED
-from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Weight
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Operand, Scratch, Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.ops.elementwise.primitives import primitive

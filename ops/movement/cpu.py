@@ -11,14 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import (
-    Lowering,
-    Operand,
-    Scratch,
-    Unsupported,
-    ValueNeeded,
-    lowering,
-)
+from subgraph.engine.planner.lowering import Lowering, Unsupported, ValueNeeded, lowering
+from subgraph.engine.planner.operands import Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory

@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Operand, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Operand
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.requirements import decoded

@@ -10,7 +10,8 @@ import math
 
 from subgraph.engine.planner.layout_arguments import ReorderArguments
 from subgraph.engine.planner.layouts import conversion_step
-from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Scratch
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Argument, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.elementwise.cpu import clear_padding, temporary
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up

@@ -6,14 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from subgraph.dtypes import UNSIGNED
-from subgraph.engine.planner.lowering import (
-    Argument,
-    Lowering,
-    Operand,
-    Scratch,
-    Unsupported,
-    Weight,
-)
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Argument, Operand, Scratch, Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from subgraph.engine.planner.lowering import Argument
+from subgraph.engine.planner.operands import Argument
 from subgraph.ops.shared.tile_planning import Activation, Tiles
 
 from .geometry import Geometry

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from subgraph.dtypes import UNSIGNED
-from subgraph.engine.planner.lowering import Lowering, Operand, Scratch
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.graph.types import Array

@@ -7,14 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.planner.lowering import (
-    Argument,
-    Layout,
-    Lowering,
-    Operand,
-    Unsupported,
-    lowering,
-)
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Argument, Layout, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from subgraph.dtypes import FLOATS, compute_dtype
-from subgraph.engine.planner.lowering import Argument, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Argument
 from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.ops.elementwise.cpu import emit_cast, widened

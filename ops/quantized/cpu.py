@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from subgraph.dtypes import HALF_FLOATS
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.constants import derived_operand
-from subgraph.engine.planner.lowering import Operand, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Operand
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_shared

@@ -13,7 +13,8 @@ import numpy as np
 
 from subgraph.engine.codegen.tiling import MATRIX_ROW_BYTES
 from subgraph.engine.planner.layouts import conversion_step
-from subgraph.engine.planner.lowering import Layout, Lowering, Operand, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Layout, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array

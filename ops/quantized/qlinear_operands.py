@@ -18,7 +18,8 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, Weight
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Argument, Operand, Weight
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.system import host

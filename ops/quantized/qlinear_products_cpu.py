@@ -15,7 +15,8 @@ import attrs
 import numpy as np
 
 from subgraph.engine.codegen.tiling import MATRIX_ROW_BYTES
-from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array

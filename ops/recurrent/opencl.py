@@ -6,7 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Argument, Lowering
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Argument
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_primitive, cl_shared

@@ -7,13 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import (
-    Argument,
-    Lowering,
-    Operand,
-    Weight,
-    lowering,
-)
+from subgraph.engine.planner.lowering import Lowering, lowering
+from subgraph.engine.planner.operands import Argument, Operand, Weight
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN

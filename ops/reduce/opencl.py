@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from subgraph.dtypes import INTEGERS
-from subgraph.engine.planner.lowering import Argument, Lowering, Unsupported
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource

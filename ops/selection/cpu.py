@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from subgraph.dtypes import HALF_FLOATS, INTEGERS
-from subgraph.engine.planner.lowering import Lowering, Operand, lowering
+from subgraph.engine.planner.lowering import Lowering, lowering
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN

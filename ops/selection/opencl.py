@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from subgraph.dtypes import INTEGERS
-from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from subgraph.engine.planner.constants import derived_operand
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Operand
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType
 

@@ -15,7 +15,8 @@ from subgraph.engine.codegen.tiling import (
     MATRIX_TILE,
     tile_shape,
 )
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
+from subgraph.engine.planner.lowering import Lowering, Unsupported
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import recorded

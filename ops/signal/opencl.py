@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Weight
+from subgraph.engine.planner.operands import Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.ops.elementwise.cpu import temporary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subgraph.engine.planner.lowering import Operand
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from subgraph.engine.planner.constants import Weights
-from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.planner.operands import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
 from subgraph.engine.planner.step_profile import Span, profile_entries
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot

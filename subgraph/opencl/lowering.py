@@ -20,15 +20,8 @@ import attrs
 import numpy as np
 
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.planner.lowering import (
-    LOWERINGS,
-    Argument,
-    EmittedStep,
-    Lowering,
-    LoweringRule,
-    Operand,
-    Unsupported,
-)
+from subgraph.engine.planner.lowering import LOWERINGS, Lowering, LoweringRule, Unsupported
+from subgraph.engine.planner.operands import Argument, EmittedStep, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node

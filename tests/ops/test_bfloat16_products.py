@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner.lowering import Layout
+from subgraph.engine.planner.operands import Layout
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.conv import transposed

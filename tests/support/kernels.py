@@ -12,16 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from subgraph.engine.planner.layouts import block_lanes
-from subgraph.engine.planner.lowering import (
-    LOWERINGS,
-    EmittedStep,
-    Layout,
-    Lowering,
-    Operand,
-    Scratch,
-    Storage,
-    Weight,
-)
+from subgraph.engine.planner.lowering import LOWERINGS, Lowering
+from subgraph.engine.planner.operands import EmittedStep, Layout, Operand, Scratch, Storage, Weight
 from subgraph.engine.program.reports import SLOT_WORDS, Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array

@@ -14,7 +14,8 @@ from subgraph.engine.codegen.tiling import (
     MATRIX_ROWS,
     MATRIX_TILE,
 )
-from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Scratch
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import Argument, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.ops.movement.geometry import Geometry

@@ -8,7 +8,7 @@ values between convolutions in the same way.
 from __future__ import annotations
 
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS
-from subgraph.engine.planner.lowering import Operand
+from subgraph.engine.planner.operands import Operand
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN

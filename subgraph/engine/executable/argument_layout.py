@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subgraph.engine.planner.constants import Weights
-from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.planner.operands import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.planner.step_profile import profile_entries
 from subgraph.engine.program.reports import Report

@@ -8,7 +8,7 @@ import numpy as np
 
 from subgraph.engine.executable.bound_port import BoundPort
 from subgraph.engine.planner.constants import evaluate_weight
-from subgraph.engine.planner.lowering import Operand, Storage
+from subgraph.engine.planner.operands import Operand, Storage
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
 from subgraph.graph.types import Array, numpy_dtype
 

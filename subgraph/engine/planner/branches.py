@@ -20,7 +20,7 @@ from typing import ClassVar
 import attrs
 
 from subgraph.engine.planner.layouts import copy_step
-from subgraph.engine.planner.lowering import EmittedStep, Operand, Storage
+from subgraph.engine.planner.operands import EmittedStep, Operand, Storage
 from subgraph.engine.planner.plan_types import (
     PlanInProgress,
     ReferenceStep,

@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Operand, Storage, Weight
 from subgraph.engine.planner.memory import ALIGN
+from subgraph.engine.planner.operands import Operand, Storage, Weight
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter

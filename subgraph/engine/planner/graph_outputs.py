@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subgraph.engine.planner.layouts import copy_step
-from subgraph.engine.planner.lowering import Operand, Storage
+from subgraph.engine.planner.operands import Operand, Storage
 from subgraph.engine.planner.plan_types import PlanInProgress
 from subgraph.graph.graph import Node, Value
 

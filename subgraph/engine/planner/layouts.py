@@ -25,15 +25,8 @@ from subgraph.engine.planner.layout_arguments import (
     RegistersArguments,
     ReorderArguments,
 )
-from subgraph.engine.planner.lowering import (
-    EmittedStep,
-    Layout,
-    Lowering,
-    LoweringRule,
-    Operand,
-    Storage,
-    Unsupported,
-)
+from subgraph.engine.planner.lowering import Lowering, LoweringRule, Unsupported
+from subgraph.engine.planner.operands import EmittedStep, Layout, Operand, Storage
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from subgraph.engine.planner.lowering import Operand, Storage
+from subgraph.engine.planner.operands import Operand, Storage
 from subgraph.engine.planner.plan_types import Item, storages_of
 
 ALIGN = 64  # bytes: a cache line, and the widest vector

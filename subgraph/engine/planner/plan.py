@@ -32,15 +32,9 @@ from subgraph.engine.planner.constants import (
 )
 from subgraph.engine.planner.graph_outputs import place_outputs
 from subgraph.engine.planner.layouts import LayoutAssigner
-from subgraph.engine.planner.lowering import (
-    Lowering,
-    LoweringRule,
-    Operand,
-    Storage,
-    Unsupported,
-    ValueNeeded,
-)
+from subgraph.engine.planner.lowering import Lowering, LoweringRule, Unsupported, ValueNeeded
 from subgraph.engine.planner.memory import Life, assign_offsets, join_in_place, lives_of
+from subgraph.engine.planner.operands import Operand, Storage
 from subgraph.engine.planner.plan_types import (
     Item,
     Plan,

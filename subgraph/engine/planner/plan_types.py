@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 
 from subgraph.engine.planner.layouts import LayoutAssigner
-from subgraph.engine.planner.lowering import EmittedStep, Lowering, Operand, Storage
+from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.operands import EmittedStep, Operand, Storage
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Versions

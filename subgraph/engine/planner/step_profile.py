@@ -7,7 +7,7 @@ from math import isnan
 
 import attrs
 
-from subgraph.engine.planner.lowering import EmittedStep
+from subgraph.engine.planner.operands import EmittedStep
 from subgraph.engine.planner.plan_types import Item, Plan
 from subgraph.operators.region_names import region_of
 from subgraph.operators.subgraph_op import ProfileEntry

@@ -8,7 +8,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.block_width import ConvolutionSize, float_block
-from subgraph.engine.planner.lowering import EmittedStep
+from subgraph.engine.planner.operands import EmittedStep
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.graph.types import TensorType

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.engine.planner.layouts import block_lanes
-from subgraph.engine.planner.lowering import EmittedStep, Lowering, LoweringRule, Operand, Storage
+from subgraph.engine.planner.lowering import Lowering, LoweringRule
 from subgraph.engine.planner.memory import Life, Lives, assign_offsets, join_in_place
+from subgraph.engine.planner.operands import EmittedStep, Operand, Storage
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import Plan, PlanOptions, ReferenceStep, UnknownShapeError
 from subgraph.graph.types import Array, TensorType

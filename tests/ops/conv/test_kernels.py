@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner.lowering import Layout
+from subgraph.engine.planner.operands import Layout
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import cpu as conv_cpu

@@ -14,7 +14,7 @@ from onnx import helper
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner.lowering import Layout
+from subgraph.engine.planner.operands import Layout
 from subgraph.graph.types import Array
 from subgraph.ops.conv import transpose_cpu as conv_transpose_cpu
 from subgraph.ops.shared.tile_planning import tiles

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner.lowering import EmittedStep, Weight
+from subgraph.engine.planner.operands import EmittedStep, Weight
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.graph.types import Array, TensorType

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph.engine.planner.lowering import Layout, Unsupported
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.operands import Layout
 from subgraph.graph.types import Array
 from tests.support.kernels import run_node
 

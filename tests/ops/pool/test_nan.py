@@ -14,7 +14,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner.lowering import Layout
+from subgraph.engine.planner.operands import Layout
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array

@@ -1,0 +1,236 @@
+"""The operands of a plan: values with their layouts, the memory that they share, and weights.
+
+Lowerings read operands and emit steps over them (`EmittedStep`); the memory plan places storages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import attrs
+
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS, MATRIX_SLACK
+from subgraph.engine.planner.concrete_types import concrete
+from subgraph.engine.program.reports import Report
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Array, TensorType, numpy_dtype
+
+Layout = Literal["plain", "blocked", "bfloat16", "registers"]
+
+
+@attrs.define(eq=False)
+class Storage:
+    """Memory of one or several operands (views share it).
+
+    Attributes:
+        kind: The memory that contains it: the request's arena, an input or output array of the run,
+            a constant of the plan, or a weight.
+        nbytes: Its size, that of all workers' areas together.
+        index: Position among the graph's inputs or outputs, for these kinds.
+        array: The content of a constant.
+        weight: The recipe of a weight, None if the weight is a parameter's own array.
+        parameter: The parameter whose own array is the weight.
+        workers: Number of threads that have an area of their own in it.
+        worker_stride: Bytes from one worker's area to the next one's; 0 without areas.
+        parent: The storage of which this is a part (an input of a concatenation in its output, or
+            an output in the input that it overwrites), or None.
+        parent_offset: Where in ``parent`` it begins, in bytes.
+    """
+
+    kind: Literal["arena", "input", "output", "constant", "weight"]
+    nbytes: int
+    index: int = -1
+    array: Array | None = None
+    weight: Weight | None = None
+    parameter: Parameter | None = None
+    workers: int = 1
+    worker_stride: int = 0
+    parent: Storage | None = None
+    parent_offset: int = 0
+
+    def root(self) -> tuple[Storage, int]:
+        """Return the outermost storage that contains this one, and the offset in it in bytes."""
+        storage, offset = self, 0
+        while storage.parent is not None:
+            offset += storage.parent_offset
+            storage = storage.parent
+        return storage, offset
+
+    def flatten(self) -> None:
+        """Set the root as the parent, so that chains of parents are followed only once."""
+        if self.parent is not None and self.parent.parent is not None:
+            self.parent, self.parent_offset = self.root()
+
+
+@attrs.define(eq=False)
+class Operand:
+    """A value of the plan: concrete dtype and shape, dense, row-major in its layout.
+
+    Attributes:
+        name: The value's name.
+        dtype: Its dtype.
+        shape: Its logical shape. In "blocked" and "bfloat16" memory is [N, ceil(C / lanes),
+            *spatial, lanes], zero in the channels beyond C.
+        layout: "plain", "blocked", "bfloat16" or "registers"; in the last two, values of float32
+            are stored as bfloat16. "bfloat16" has `MATRIX_SLACK` bytes of any content behind them.
+            "registers" are those of the left operand of a product over matrix tiles: for each 16
+            rows, all steps of 32 columns.
+        known: Its content, if the plan depends on it (shape arithmetic, small integer weights).
+        parameter: The parameter whose value it is, or None.
+        storage: Its memory; an alias shares that of its source. None until it is assigned.
+        offset: Where in ``storage`` it begins, in bytes.
+        lanes: Channels of a block, in layouts with blocks.
+        derived: How it is computed from weights only, or None: a transposed weight, a folded
+            BatchNormalization. `Lowering.weight` accepts it like a parameter.
+        form: The algorithm for which an earlier node of the plan packs this weight, and the
+            estimated cycles of that node; None if no earlier node packs it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout = "plain"
+    known: Array | None = None
+    parameter: Parameter | None = None
+    storage: Storage | None = None
+    offset: int = 0
+    lanes: int = 1
+    derived: Weight | None = None
+    form: tuple[Any, float] | None = None
+    _type: TensorType | None = attrs.field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(cls, name: str, type_: TensorType) -> Operand:
+        """Return an operand of a static type.
+
+        Raises:
+            ShapeError: A dimension is not a number.
+        """
+        operand = cls(name, type_.dtype, concrete(type_))
+        operand._type = type_
+        return operand
+
+    @property
+    def type(self) -> TensorType:
+        """Its logical type."""
+        found = self._type
+        # A lowering may set another shape (a view); the cached type is then made anew.
+        if found is None or found.shape is not self.shape:
+            found = self._type = TensorType(self.dtype, self.shape)
+        return found
+
+    @property
+    def constant(self) -> bool:
+        """Whether its content is the same in every run until a parameter changes."""
+        return self.parameter is not None or self.derived is not None or self.known is not None
+
+    @property
+    def origin(self) -> Parameter | Weight | Array | None:
+        """The source from which `Lowering.weight` computes: parameter, derived weight or content.
+
+        None if it is computed at run time.
+        """
+        if self.parameter is not None:
+            return self.parameter
+        return self.known if self.derived is None else self.derived
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element in memory."""
+        if self.layout in ("bfloat16", "registers"):
+            return 2
+        return numpy_dtype(self.dtype).itemsize
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements, without the padding of a blocked layout."""
+        return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> int:
+        """Number of channel blocks, in layouts with blocks."""
+        return -(-self.shape[1] // self.lanes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its memory, including padding."""
+        if self.layout == "plain":
+            return self.size * self.itemsize
+        if self.layout == "registers":
+            rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
+            whole = (
+                -(-rows // MATRIX_ROWS) * MATRIX_ROWS,
+                -(-columns // MATRIX_DEPTH) * MATRIX_DEPTH,
+            )
+            return math.prod(whole) * self.itemsize
+        padded = self.shape[0] * self.blocks * self.lanes * math.prod(self.shape[2:])
+        slack = MATRIX_SLACK if self.layout == "bfloat16" else 0
+        return padded * self.itemsize + slack
+
+    def store_as_bfloat16(self) -> None:
+        """Set the layout "bfloat16" for an output of float32 whose storage is its own."""
+        self.layout, self.lanes = "bfloat16", MATRIX_DEPTH
+        self.storage = Storage("arena", self.nbytes)
+
+    def store_as_registers(self) -> None:
+        """Set the layout "registers" for an output of float32 whose storage is its own."""
+        self.layout = "registers"
+        self.storage = Storage("arena", self.nbytes)
+
+
+@attrs.frozen(eq=False)
+class Scratch:
+    """Memory for intermediate results of the steps of one or several nodes.
+
+    Attributes:
+        storage: The memory.
+        nbytes: Bytes from one thread's area to the next one's; without areas, the size.
+    """
+
+    storage: Storage
+    nbytes: int
+
+
+@attrs.frozen(eq=False)
+class Weight:
+    """An array computed from parameters or constant arrays, cached by the weight cache.
+
+    Attributes:
+        recipe: Name of the computation, part of the key in the weight cache.
+        make: Computes the array from the arrays of the sources.
+        sources: Parameters, constant arrays, or other weights, which are computed first.
+    """
+
+    recipe: str
+    make: Callable[..., Array]
+    sources: tuple[Parameter | Array | Weight, ...]
+
+
+Argument = int | float | Operand | Scratch | Weight | Kernel | Report
+
+
+@attrs.frozen(eq=False)
+class EmittedStep:
+    """One kernel call of a plan.
+
+    Attributes:
+        node: The node that it belongs to.
+        kernel, arguments, units, grain, flops, bytes: See `Lowering.emit`.
+    """
+
+    node: Node
+    kernel: Kernel
+    arguments: tuple[Argument, ...]
+    units: int
+    grain: int
+    flops: int
+    bytes: int
