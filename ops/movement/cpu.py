@@ -11,20 +11,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Unsupported, ValueNeeded, lowering
+from subgraph.engine.planner.layout_arguments import ReorderArguments
+from subgraph.engine.planner.layouts import CONVOLUTIONS
+from subgraph.engine.planner.lowering import (
+    LOWERINGS,
+    Lowering,
+    Unsupported,
+    ValueNeeded,
+    lowering,
+)
 from subgraph.engine.planner.operands import Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
-from subgraph.graph.symbolic import is_symbolic
+from subgraph.graph.symbolic import is_symbolic, larger, smaller
 from subgraph.graph.types import Array, numpy_dtype
+from subgraph.operators.operator import operator_key
 from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import is_before
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.shared.strides import contiguous, normal_axis
+from subgraph.ops.shared.strides import Ints, contiguous, normal_axis
 from subgraph.partition.constants import constant_array
 
 from .arguments import (
@@ -38,6 +47,8 @@ from .types import whole_numbers
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
 _UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
+_MIN_BYTES_PER_THREAD = 16384  # least bytes for which a thread is started (estimate)
+_MOST_READERS = 16  # nodes behind a Transpose that are searched for a convolution (estimate)
 _PAD_TABLE_BYTES = 40  # bytes of the table of a padded axis and temporaries, an element (measured)
 
 
@@ -105,17 +116,17 @@ def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
     emit_copy(low, x, y, y.shape, strides, contiguous(y.shape), item=item, from_offset=offset)
 
 
-@lowering(
-    "Identity",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "BitCast",
-)
+@lowering("BitCast", "Flatten")
+@lowering("Identity", "Reshape", "Squeeze", "Unsqueeze", layouts=("plain", "blocked"))
 def view(node: Node, low: Lowering) -> None:
-    """Lower operators that change only the shape, or the dtype: an alias."""
-    low.alias(low.output(), low.input(0))
+    """Lower operators that change only the shape, or the dtype: an alias.
+
+    A change of the spatial dimensions leaves blocks of channels as they are.
+    """
+    x, y = low.input(0), low.output()
+    if x.layout != y.layout or (x.layout == "blocked" and x.shape[:2] != y.shape[:2]):
+        raise Unsupported(f"{node.op_type} of blocks of channels that changes batch or channels")
+    low.alias(y, x)
 
 
 @lowering("Dropout")
@@ -196,13 +207,95 @@ def range_(node: Node, low: Lowering) -> None:
         low.set_constant(y, (start[()] + np.arange(y.size, dtype=dtype) * delta[()]).astype(dtype))
 
 
-@lowering("Transpose")
+def _read_in_blocks(node: Node) -> bool:
+    """Return whether a convolution or a Transpose from blocks reads the output of a Transpose.
+
+    Between them may stand operators that compute on blocks of channels.
+    """
+    behind = [node]
+    for each in behind:  # which grows
+        for user in [user for value in each.outputs for user in value.consumers]:
+            if user.op_type in CONVOLUTIONS or _moves_channels_last(user):
+                return True
+            if len(behind) < _MOST_READERS and user not in behind and _computes_on_blocks(user):
+                behind.append(user)
+    return False
+
+
+def _moves_channels_last(node: Node) -> bool:
+    return node.op_type == "Transpose" and node.attrs.get("perm", (0,))[-1] == 1
+
+
+def _computes_on_blocks(node: Node) -> bool:
+    rule = LOWERINGS.find(operator_key(node.op_type, node.domain))
+    return rule is not None and "blocked" in rule.layouts and node.op_type != "Transpose"
+
+
+@lowering("Transpose", layouts=("plain", "blocked"), makes_blocks=_read_in_blocks)
 def transpose(node: Node, low: Lowering) -> None:
-    """Lower Transpose."""
-    x = low.input(0)
-    order = node.attrs.get("perm") or tuple(reversed(range(x.rank)))
-    steps = contiguous(x.shape)
-    emit_view(low, [steps[axis] for axis in order])
+    """Lower Transpose.
+
+    Between blocks of channels and channels in the last axis it copies whole vectors.
+    """
+    x, y = low.input(0), low.output()
+    order = tuple(axis % x.rank for axis in node.attrs.get("perm") or range(x.rank)[::-1])
+    if x.layout == "blocked":
+        _from_blocks(low, order)
+    elif y.layout == "blocked":
+        _to_blocks(low, order)
+    else:
+        steps = contiguous(x.shape)
+        emit_view(low, [steps[axis] for axis in order])
+
+
+def _from_blocks(low: Lowering, order: Ints) -> None:
+    """Emit a Transpose from blocks of channels to the plain layout with channels last."""
+    x, y = low.input(0), low.output()
+    if order != (0, *range(2, x.rank), 1):
+        raise Unsupported("Transpose of blocks of channels to another order than channels last")
+    y.store_as_plain()
+    _emit_channels_last(low, "to_channels_last", x, x, y)
+
+
+def _to_blocks(low: Lowering, order: Ints) -> None:
+    """Emit a Transpose from the plain layout with channels last to blocks of channels."""
+    x, y = low.input(0), low.output()
+    if order != (0, x.rank - 1, *range(1, x.rank - 1)):
+        raise Unsupported("Transpose to blocks of channels from another order than channels last")
+    _emit_channels_last(low, "from_channels_last", y, x, y)
+
+
+def _emit_channels_last(
+    low: Lowering, kernel: str, blocked: Operand, source: Operand, target: Operand
+) -> None:
+    """Emit a kernel between channels last and blocks of channels, the layout of ``blocked``."""
+    if blocked.size == 0:
+        return
+    batch, channels, *spatial = blocked.shape
+    pixels = math.prod(spatial)
+    part = smaller(pixels, larger(1, _UNIT_BYTES // (channels * blocked.itemsize)))
+    parts = -(-pixels // part)
+    size = source.nbytes + target.nbytes
+    low.emit(
+        Kernel(
+            "subgraph.ops.movement.reorder_kernels",
+            kernel,
+            dtype=blocked.dtype,
+            lanes=blocked.lanes,
+        ),
+        ReorderArguments(
+            source=source,
+            target=target,
+            channels=channels,
+            pixels=pixels,
+            blocks=blocked.blocks,
+            part=part,
+            parts=parts,
+        ),
+        batch * parts,
+        grain=larger(1, _MIN_BYTES_PER_THREAD // (part * channels * blocked.itemsize)),
+        bytes=size,
+    )
 
 
 @lowering("Slice")

@@ -93,6 +93,71 @@ def _conversion(dtype: str, lanes: int, to_blocks: bool) -> Callable[..., None]:
     return kernel
 
 
+def to_channels_last(*, dtype: str, lanes: int) -> Callable[..., None]:
+    """Return the kernel of `ReorderArguments` from the blocked layout to channels last.
+
+    It copies ``[N][C / lanes][pixels][lanes]`` to ``[N][pixels][C]``; see `_channels_last`.
+
+    Args:
+        dtype: Dtype of the elements.
+        lanes: Channels of a block.
+    """
+    return _channels_last(dtype, lanes, to_blocks=False)
+
+
+def from_channels_last(*, dtype: str, lanes: int) -> Callable[..., None]:
+    """Return the kernel of `ReorderArguments` from channels last to the blocked layout.
+
+    It copies ``[N][pixels][C]`` to ``[N][C / lanes][pixels][lanes]``, with zeros in the channels
+    beyond C; see `_channels_last`.
+
+    Args:
+        dtype: Dtype of the elements.
+        lanes: Channels of a block.
+    """
+    return _channels_last(dtype, lanes, to_blocks=True)
+
+
+def _channels_last(dtype: str, lanes: int, to_blocks: bool) -> Callable[..., None]:
+    """Return the kernel of `ReorderArguments` between blocks of channels and channels last.
+
+    In both layouts the channels of a block lie side by side at each pixel, so that vectors are
+    copied. A work unit is a part of the pixels of all blocks, as many as the L1 cache holds.
+    """
+    arguments = view_of(ReorderArguments)
+    v = vec(dtype, lanes)
+    load, load_n, store, store_n, item = v.load, v.load_n, v.store, v.store_n, v.itemsize
+    pixel = lanes * item
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        channels, pixels, blocks, part, parts = a.channels, a.pixels, a.blocks, a.part, a.parts
+        row = channels * item
+        for unit in range(begin, end):
+            first, image = unit % parts * part, unit // parts
+            count = min(part, pixels - first)
+            for block in range(blocks):
+                taken = min(lanes, channels - block * lanes)
+                last = (image * pixels + first) * row + block * pixel
+                blocked = ((image * blocks + block) * pixels + first) * pixel
+                if to_blocks:
+                    source, to = a.source + last, a.target + blocked
+                    for p in range(count):
+                        if taken == lanes:
+                            store(to + p * pixel, load(source + p * row))
+                        else:
+                            store(to + p * pixel, load_n(source + p * row, taken))
+                else:
+                    source, to = a.source + blocked, a.target + last
+                    for p in range(count):
+                        if taken == lanes:
+                            store(to + p * row, load(source + p * pixel))
+                        else:
+                            store_n(to + p * row, taken, load(source + p * pixel))
+
+    return kernel
+
+
 def from_bfloat16(*, lanes: int) -> Callable[..., None]:
     """Return the kernel of `ReorderArguments` from the layout "bfloat16" to the blocked one.
 

@@ -51,6 +51,7 @@ class CpuFusion:
         # that were not fused are merged again.
         if graph is not before:
             graph = apply_pass(graph, "CommonSubexpressionElimination")
+        graph = _applied(graph, "TransposeLast")
         graph = _applied(graph, "ReshapeFirst")
         graph = apply_pass(graph, "FoldScale")
         graph = _applied(graph, "PadDynamicOutputs")

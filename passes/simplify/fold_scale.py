@@ -1,9 +1,11 @@
 """The pass "FoldScale": scales and shifts of channels are folded into weights, or into one each.
 
 After a convolution or a transposed one, BatchNormalization nodes and multiplications and additions
-of one number for each channel are folded into its weight and bias. Elsewhere a chain of these
-becomes one Mul and one Add. The pass computes nothing: the new weights are nodes on parameters,
-which the weight cache computes, and computes again when one of the parameters changes.
+of one number for each channel are folded into its weight and bias. After a MatMul with a weight,
+multiplications and additions of one number for each column (the layer scale of vision transformers)
+are folded into the weight and one Add. Elsewhere a chain of these becomes one Mul and one Add. The
+pass computes nothing: the new weights are nodes on parameters, which the weight cache computes, and
+computes again when one of the parameters changes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from subgraph.passes.patterns import (
     Context,
     dtype_of,
     is_op,
+    part_of,
     reshaped,
     shape_of,
     weight_node,
@@ -42,26 +45,28 @@ def fold_scale(graph: Graph) -> Graph:
         done.update(chain.nodes)
         chain.x = replaced.get(chain.x, chain.x)  # a chain may begin at the end of another
         end = chain.nodes[-1].outputs[0]
-        replaced[end] = (_into_conv if chain.conv is not None else _into_affine)(chain, end)
+        replaced[end] = _folded(chain, end)
     graph.rewire(replaced)
     return graph
 
 
 @attrs.define
 class _Chain:
-    """A chain of scales and shifts, possibly after a convolution.
+    """A chain of scales and shifts, possibly after a convolution or a MatMul.
 
     Attributes:
         x: The input of the first node.
-        conv: The convolution, or None.
-        channels: Number of channels.
+        product: The convolution or MatMul, or None.
+        channels: Number of channels; of columns, for a MatMul.
+        axis: Their axis in the results.
         nodes: All nodes, in order.
         steps: Kind ("norm", "scale" or "shift"), node and weights of each scale or shift.
     """
 
     x: Value
-    conv: Node | None
+    product: Node | None
     channels: int
+    axis: int
     nodes: list[Node]
     steps: list[tuple[str, Node, list[Value]]]
 
@@ -70,6 +75,8 @@ def _chain(context: Context, node: Node) -> _Chain | None:
     """Return the longest chain that begins at a node; None if there is nothing to fold."""
     if is_op(node, "Conv", "ConvTranspose"):
         chain = _after_conv(context, node)
+    elif is_op(node, "MatMul"):
+        chain = _after_matmul(context, node)
     elif is_op(node, "BatchNormalization"):
         chain = _after_norm(context, node)
     else:
@@ -79,11 +86,13 @@ def _chain(context: Context, node: Node) -> _Chain | None:
     while True:
         at = chain.nodes[-1].outputs[0]
         user = context.sole_user(at)
-        step = None if user is None else _step(context, user, at, chain.channels)
+        step = None if user is None else _step(context, user, at, chain.channels, chain.axis)
         if user is None or step is None:
             break
         chain.steps.append(step)
         chain.nodes.append(user)
+    if is_op(node, "MatMul") and all(kind == "shift" for kind, _, _ in chain.steps):
+        return None  # the product's epilogue adds a bias
     return chain if chain.steps else None
 
 
@@ -102,7 +111,18 @@ def _after_conv(context: Context, node: Node) -> _Chain | None:
         return None
     if not context.is_weight(weight) or (bias is not None and not context.is_weight(bias)):
         return None
-    return _Chain(x, node, channels, [node], [])
+    return _Chain(x, node, channels, 1, [node], [])
+
+
+def _after_matmul(context: Context, node: Node) -> _Chain | None:
+    x, weight = node.inputs[0], node.inputs[1]
+    shape, rank = shape_of(weight), len(shape_of(x) or ())
+    if x is None or shape is None or len(shape) != 2 or rank < 2 or dtype_of(x) not in FLOATS:
+        return None
+    columns = shape[1]
+    if not isinstance(columns, int) or not context.is_weight(weight) or context.is_weight(x):
+        return None
+    return _Chain(x, node, columns, rank - 1, [node], [])
 
 
 def _output_axis(conv: Node) -> int:
@@ -115,12 +135,12 @@ def _after_norm(context: Context, node: Node) -> _Chain | None:
     shape = shape_of(x)
     if x is None or shape is None or len(shape) < 2 or not isinstance(shape[1], int):
         return None
-    step = _step(context, node, x, shape[1])
-    return None if step is None else _Chain(x, None, shape[1], [node], [step])
+    step = _step(context, node, x, shape[1], 1)
+    return None if step is None else _Chain(x, None, shape[1], 1, [node], [step])
 
 
 def _step(
-    context: Context, node: Node, at: Value, channels: int
+    context: Context, node: Node, at: Value, channels: int, axis: int
 ) -> tuple[str, Node, list[Value]] | None:
     """Return a node as a step of a chain; None if it is not a scale or shift by weights.
 
@@ -129,6 +149,7 @@ def _step(
         node: A user of ``at``.
         at: The result of the chain so far.
         channels: Number of its channels.
+        axis: Their axis.
     """
     if is_op(node, "BatchNormalization"):
         weights = [v for v in node.inputs[1:] if v is not None]
@@ -137,7 +158,7 @@ def _step(
         used = any(v.uses or v in context.outputs for v in node.outputs[1:])
         # In training the statistics are those of the batch, and the further outputs are the new
         # averages.
-        if node.inputs[0] is not at or not plain or used or len(weights) != 4:
+        if axis != 1 or node.inputs[0] is not at or not plain or used or len(weights) != 4:
             return None
         if dtype_of(at) not in FLOATS or any(dtype_of(v) != dtype_of(at) for v in weights):
             return None
@@ -150,28 +171,46 @@ def _step(
     if other is None or other is at or not context.is_weight(other):
         return None
     rank = len(shape_of(at) or ())
-    if rank < 3 or not _per_channel(shape_of(other), channels, rank):
+    if rank < 2 or not _per_channel(shape_of(other), channels, rank, axis):
         return None
     return ("scale" if node.op_type == "Mul" else "shift"), node, [other]
 
 
-def _per_channel(shape: Sequence[object] | None, channels: int, rank: int) -> bool:
+def _per_channel(shape: Sequence[object] | None, channels: int, rank: int, axis: int) -> bool:
     """Return whether an operand has one number for each channel.
 
     Args:
         shape: The operand's shape.
         channels: Number of channels.
-        rank: Rank of the result, with channels as axis 1.
+        rank: Rank of the result.
+        axis: The axis of channels in the result.
     """
     if shape is None or len(shape) > rank:
         return False
     full = [1] * (rank - len(shape)) + list(shape)
-    return full[1] == channels and all(dim == 1 for k, dim in enumerate(full) if k != 1)
+    return full[axis] == channels and all(dim == 1 for k, dim in enumerate(full) if k != axis)
 
 
-def _into_conv(chain: _Chain, end: Value) -> Value:
-    conv = chain.conv
-    assert conv is not None
+def _folded(chain: _Chain, end: Value) -> Value:
+    """Return the value that replaces the result ``end`` of a chain."""
+    if chain.product is None:
+        return _into_affine(chain, end)
+    if is_op(chain.product, "MatMul"):
+        return _into_matmul(chain, chain.product, end)
+    return _into_conv(chain, chain.product, end)
+
+
+def _into_matmul(chain: _Chain, product: Node, end: Value) -> Value:
+    weight = product.inputs[1]
+    factor, shift = _affine(chain, None)
+    assert factor is not None
+    row = reshaped(factor, (1, chain.channels))
+    scaled = weight_node("Mul", [weight, row], shape_of(weight))
+    made = _renewed(chain, product, [chain.x, scaled], end)
+    return made if shift is None else part_of(chain.nodes[-1], "Add", made, shift, version=14)
+
+
+def _into_conv(chain: _Chain, conv: Node, end: Value) -> Value:
     weight, bias = conv.inputs[1], conv.inputs[2] if len(conv.inputs) > 2 else None
     rank = len(shape_of(weight) or ())
     factor, shift = _affine(chain, bias)
@@ -179,16 +218,23 @@ def _into_conv(chain: _Chain, end: Value) -> Value:
         axis = _output_axis(conv)
         column = reshaped(factor, (*(1,) * axis, chain.channels, *(1,) * (rank - 1 - axis)))
         weight = weight_node("Mul", [weight, column], shape_of(weight))
-    origin = "\n".join(node.name for node in chain.nodes)
+    return _renewed(chain, conv, [chain.x, weight, shift], end)
+
+
+def _renewed(chain: _Chain, product: Node, inputs: Sequence[Value | None], end: Value) -> Value:
+    """Return the result, of the type of ``end``, of a product on other inputs."""
     made = Node(
-        conv.op_type,
-        [chain.x, weight, shift],
-        name=conv.name,
-        version=conv.version,
-        attrs=conv.attrs,
-        metadata={**(conv.metadata or {}), "origin": origin},
+        product.op_type,
+        inputs,
+        name=product.name,
+        version=product.version,
+        attrs=product.attrs,
+        metadata={
+            **(product.metadata or {}),
+            "origin": "\n".join(node.name for node in chain.nodes),
+        },
     )
-    conv.name = f"{conv.name}.unfolded"
+    product.name = f"{product.name}.unfolded"
     made.outputs[0].type = end.type
     return made.outputs[0]
 

@@ -24,7 +24,8 @@ class CopyBytesArguments(KernelArguments):
 class ReorderArguments(KernelArguments):
     """Arguments of kernels between layouts; a work unit is a part of the pixels of a block.
 
-    Units are in the order [image, block of channels, part].
+    Units are in the order [image, block of channels, part]. For the kernels between blocks and
+    channels last, a unit is a part of the pixels of all blocks, in the order [image, part].
 
     Attributes:
         source: First element that is read.

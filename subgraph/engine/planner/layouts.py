@@ -34,7 +34,7 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.system import host
 
 Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
-_CONVOLUTIONS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
+CONVOLUTIONS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
 _BLOCKED_DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
 _BYTE_BLOCK_CHANNELS = 16  # on every machine: `tile_int.BLOCK`
 _COPY_UNIT_BYTES = 1 << 16  # bytes in a work unit of a copy (estimate)
@@ -133,6 +133,8 @@ class LayoutAssigner:
             if "bfloat16" in layouts and "bfloat16" in rule.layouts:
                 yield self._in_blocks(node, inputs, types[0], True), True
             yield self._in_blocks(node, inputs, types[0], False), True
+        elif self._enabled and rule.makes_blocks is not None and rule.makes_blocks(node):
+            yield [self._plain(operand) for operand in inputs], True
         if "registers" in layouts and "registers" in rule.layouts:
             yield [self._plain(operand, registers=True) for operand in inputs], False
         yield [self._plain(operand) for operand in inputs], False
@@ -180,7 +182,7 @@ class LayoutAssigner:
         return (
             first is not None
             and first.rank > 2
-            and node.op_type in _CONVOLUTIONS
+            and node.op_type in CONVOLUTIONS
             and types[0].dtype in _BLOCKED_DTYPES
             and block_lanes(first.dtype, self.float_block) > 1
         )
@@ -196,7 +198,7 @@ class LayoutAssigner:
         "bfloat16" stay as they are if the rule ``keeps`` them.
         """
         rank = len(result.shape or ())
-        filters = 1 if node.op_type in _CONVOLUTIONS else None
+        filters = 1 if node.op_type in CONVOLUTIONS else None
         found: list[Operand | None] = []
         for position, given in enumerate(inputs):
             operand = given

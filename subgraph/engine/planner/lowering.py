@@ -71,11 +71,13 @@ class LoweringRule:
         function: Lowers a node.
         dtypes: Dtypes of the first input that it supports; None: the function decides.
         layouts: Layouts of operands that it supports.
+        makes_blocks: Whether it computes a node's outputs in blocks from plain inputs; None: never.
     """
 
     function: Callable[[Node, Lowering], None]
     dtypes: frozenset[str] | None
     layouts: frozenset[Layout]
+    makes_blocks: Callable[[Node], bool] | None = None
 
     def check_dtype(self, node: Node, inputs: Iterable[Operand | None]) -> None:
         """Check the dtype of the first input.
@@ -100,6 +102,7 @@ def lowering(
     domain: str = "",
     dtypes: Iterable[str] | None = None,
     layouts: Iterable[Layout] = ("plain",),
+    makes_blocks: Callable[[Node], bool] | None = None,
 ) -> Callable[[_F], _F]:
     """Decorate the function that lowers these operators for CPU.
 
@@ -108,11 +111,12 @@ def lowering(
         domain: Their domain; "" is that of ONNX.
         dtypes: Dtypes of the first input that it supports; None: the function decides.
         layouts: Layouts of operands that it supports.
+        makes_blocks: Whether it computes a node's outputs in blocks from plain inputs; None: never.
     """
 
     def register(function: _F) -> _F:
         allowed = None if dtypes is None else frozenset(dtypes)
-        rule = LoweringRule(function, allowed, frozenset(layouts))
+        rule = LoweringRule(function, allowed, frozenset(layouts), makes_blocks)
         for op_type in op_types:
             LOWERINGS.register(operator_key(op_type, domain), rule, defined_at(function))
         return function

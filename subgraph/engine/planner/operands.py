@@ -181,6 +181,11 @@ class Operand:
         self.layout, self.lanes = "bfloat16", MATRIX_DEPTH
         self.storage = Storage("arena", self.nbytes)
 
+    def store_as_plain(self) -> None:
+        """Set the plain layout for an output whose storage is its own."""
+        self.layout, self.lanes = "plain", 1
+        self.storage = Storage("arena", self.nbytes)
+
     def store_as_registers(self) -> None:
         """Set the layout "registers" for an output of float32 whose storage is its own."""
         self.layout = "registers"

@@ -1,0 +1,162 @@
+"""Transposes between convolutions and rows: vectors of channels are copied, without a conversion.
+
+Convolutions compute on blocks of channels. What a Transpose moves is compared bit for bit with what
+NumPy makes of the convolution's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.graph.types import Array
+from subgraph.system import host
+from tests.support.peer import check_results, session_of
+
+TO_LAST, FROM_LAST = "to_channels_last", "from_channels_last"
+CONVERSIONS = {"to_plain", "to_blocked", "transpose", "copy"}
+# Channels: whole blocks of every width, parts of a block, fewer than half a block of 16 lanes.
+CHANNELS = [8, 16, 48, 33, 20, 12]
+
+pytestmark = pytest.mark.skipif(
+    host.lanes("float32") == 1, reason="without vectors nothing is blocked"
+)
+
+
+def _values(*shape: int, dtype: str = "float32") -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+def _conv(x: sg.Value, channels: int, name: str, dtype: str = "float32") -> sg.Value:
+    """Return a convolution with windows of 3 along each axis."""
+    rank = len(x.type.shape or ()) - 2 if isinstance(x.type, sg.TensorType) else 2
+    weight = _values(channels, channels, *[3] * rank, dtype=dtype)
+    return ops.Conv(x, sg.parameter(name, weight), pads=[1] * (2 * rank))
+
+
+def _orders(rank: int) -> tuple[list[int], list[int]]:
+    """Return the orders of axes to channels last, and back."""
+    return [0, *range(2, rank), 1], [0, rank - 1, *range(1, rank - 1)]
+
+
+def _run(
+    graph: sg.Graph, inputs: Sequence[Array], **config: object
+) -> tuple[list[Array], list[str]]:
+    """Return the results and the kernels that ran."""
+    model = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True, **config})
+    request = model.create_infer_request()
+    results = request.infer(list(inputs))
+    arrays = [np.array(results[k]) for k in range(len(graph.outputs))]
+    return arrays, [each.kernel.split("(")[0].split(".")[-1] for each in request.profile()]
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("spatial", [(37,), (6, 5), (3, 4, 5), (1, 1), (80, 70)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_from_a_convolution(channels: int, spatial: tuple[int, ...], threads: int) -> None:
+    x = sg.input("x", (2, channels, *spatial))
+    last, _ = _orders(2 + len(spatial))
+    y = _conv(x, channels, "w")
+    graph = sg.Graph([x], [ops.Transpose(y, perm=last), y])
+    config = {"INFERENCE_NUM_THREADS": threads}
+    (rows, image), kernels = _run(graph, [_values(2, channels, *spatial)], **config)
+    np.testing.assert_array_equal(rows, image.transpose(last))
+    assert TO_LAST in kernels
+    assert "transpose" not in kernels
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("spatial", [(37,), (6, 5), (3, 4, 5), (80, 70)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_to_a_convolution(channels: int, spatial: tuple[int, ...], threads: int) -> None:
+    """The sums of a convolution would contain what its lanes beyond the last channel hold."""
+    rank = 2 + len(spatial)
+    last, first = _orders(rank)
+    image = sg.input("x", (2, channels, *spatial))
+    rows = sg.input("x", (2, *spatial, channels))
+    config = {"INFERENCE_NUM_THREADS": threads}
+    given = _values(2, channels, *spatial)
+    given[(1, slice(None), *[0] * len(spatial))] = np.nan  # beside the last pixel of image 0
+    (wanted,), _ = _run(sg.Graph([image], [_conv(image, channels, "w")]), [given], **config)
+    graph = sg.Graph([rows], [_conv(ops.Transpose(rows, perm=first), channels, "w")])
+    (found,), kernels = _run(graph, [np.ascontiguousarray(given.transpose(last))], **config)
+    np.testing.assert_array_equal(found, wanted)
+    if channels * 2 >= host.lanes("float32"):  # images of fewer channels are read in plain layout
+        assert FROM_LAST in kernels
+        assert "transpose" not in kernels
+
+
+def test_tokens_and_images() -> None:
+    """A Reshape of the pixels of an image leaves its blocks of channels as they are."""
+    x = sg.input("x", (2, 32, 6, 5))
+    tokens = ops.Transpose(ops.Reshape(_conv(x, 32, "a"), np.array([2, 32, 30])), perm=[0, 2, 1])
+    rows = ops.Softmax(tokens, axis=2)
+    image = ops.Reshape(ops.Transpose(rows, perm=[0, 2, 1]), np.array([2, 32, 6, 5]))
+    graph = sg.Graph([x], [_conv(ops.Add(image, x), 32, "b")])
+    given = _values(2, 32, 6, 5)
+    check_results(sg.compile_model(graph, "CPU"), session_of(graph), [given], tolerance=1e-4)
+    _, kernels = _run(graph, [given])
+    # The input of the graph and its output are plain.
+    assert [each for each in kernels if each in CONVERSIONS] == ["to_blocked", "to_plain"]
+    assert {TO_LAST, FROM_LAST} <= set(kernels)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 32, 30, 1), (2, 32, 5, 6), (1, 2, 32, 30), (2, 32, 30), (2, 16, 60), (64, 30)]
+)
+def test_every_reshape_of_blocks(shape: tuple[int, ...]) -> None:
+    """Only one of batch and channels is no view of the blocks."""
+    x = sg.input("x", (2, 32, 6, 5))
+    y = _conv(x, 32, "w")
+    graph = sg.Graph([x], [ops.Tanh(ops.Reshape(y, np.array(shape))), ops.Tanh(y)])
+    (found, wanted), _ = _run(graph, [_values(2, 32, 6, 5)])
+    np.testing.assert_array_equal(found, wanted.reshape(shape))
+
+
+@pytest.mark.parametrize(
+    "perm", [(0, 1, 3, 2), (0, 3, 2, 1), (2, 3, 0, 1), (1, 0, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)]
+)
+def test_other_orders(perm: tuple[int, ...]) -> None:
+    x = sg.input("x", (2, 32, 32, 32))
+    y = _conv(x, 32, "w")
+    before = ops.Transpose(y, perm=perm)
+    graph = sg.Graph([x], [before, _conv(ops.Transpose(x, perm=perm), perm_channels(perm), "v"), y])
+    given = _values(2, 32, 32, 32)
+    check_results(sg.compile_model(graph, "CPU"), session_of(graph), [given], tolerance=2e-4)
+    (found, _, image), _ = _run(graph, [given])
+    np.testing.assert_array_equal(found, image.transpose(perm))
+
+
+def perm_channels(perm: Sequence[int]) -> int:
+    """Return the number of channels of ``(2, 32, 32, 32)`` in another order."""
+    return (2, 32, 32, 32)[perm[1]]
+
+
+def test_doubles_and_symbolic_sizes() -> None:
+    x = sg.input("x", ("n", 24, "h", 5), "float64")
+    y = _conv(x, 24, "w", "float64")
+    rows = ops.Transpose(y, perm=[0, 2, 3, 1])
+    z = _conv(ops.Transpose(ops.Tanh(rows), perm=[0, 3, 1, 2]), 24, "v", "float64")
+    graph = sg.Graph([x], [rows, y, z])
+    reference = sg.compile_model(graph, "REFERENCE")  # ONNX Runtime has no such convolution
+    model = sg.compile_model(graph, "CPU")
+    for n, h in ((1, 6), (3, 1), (2, 40), (1, 6)):
+        given = _values(n, 24, h, 5, dtype="float64")
+        results, wanted = model([given]), reference([given])
+        found, image = results[0], results[1]
+        np.testing.assert_allclose(results[2], wanted[2], rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(found, np.transpose(image, (0, 2, 3, 1)))
+    assert model([np.zeros((0, 24, 6, 5))])[0].shape == (0, 6, 5, 24)
+
+
+def test_bfloat16() -> None:
+    """Values that a network in bfloat16 stores as bfloat16 become float32 before they are moved."""
+    x = sg.input("x", (1, 64, 14, 14))
+    y = ops.Relu(_conv(ops.Relu(_conv(x, 64, "a")), 64, "b"))
+    graph = sg.Graph([x], [ops.Transpose(y, perm=[0, 2, 3, 1]), ops.Relu(y)])
+    (rows, image), _ = _run(graph, [_values(1, 64, 14, 14)], INFERENCE_PRECISION="bfloat16")
+    np.testing.assert_array_equal(rows, image.transpose(0, 2, 3, 1))
