@@ -52,7 +52,7 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.system.host import caches
 
 from .arguments import GenericArguments
-from .bfloat16.cpu import emit_matrix_convolution
+from .bfloat16.cpu import emit_matrix_convolution, gathers, volume_weights
 from .bfloat16.image import image_weights
 from .bfloat16.storage import stores_bfloat16
 from .choice import Algorithm, Method, choose
@@ -200,11 +200,14 @@ def _direct(job: Job, *, plain: bool) -> None:
 
 def _matrix(job: Job, *, plain: bool) -> None:
     low, of = job.low, product_tiles(job.of, job.low, job.w)
-    if plain:
-        weight = job.weight(f"conv image {of.nv}x{of.lanes}", image_weights(job.g, of))
-    else:
-        weight = _direct_weight(job, of, 1, plain=False)
     g, x = (job.g, job.x) if plain else (job.g.folded(), blocked(low, of, job.x))
+    if plain:
+        weight = job.weight(f"conv image {of.nv}x{of.lanes}", image_weights(g, of))
+    elif g.kernel[0] == 1 or gathers(of, g):
+        weight = _direct_weight(job, of, 1, plain=False)
+    else:
+        recipe = f"conv volume {of.nv}x{of.lanes} groups {g.groups} {of.packed_as}"
+        weight = job.weight(recipe, volume_weights(of, g))
     if stores_bfloat16(low.node, job.y, job.g.outputs, job.act):
         job.y.store_as_bfloat16()
     with _blocked_output(job) as out:

@@ -37,6 +37,7 @@ class LineArguments(KernelArguments):
         lines: Lines of a block.
         y_group: Bytes of y between groups, those of the next image included.
         y_block: Bytes of y between blocks.
+        y_plane: Bytes of y between planes; 0: their lines follow each other.
         y_tap: Bytes of y between taps.
         y_register: Bytes of y between runs of 16 pixels.
     """
@@ -65,15 +66,16 @@ class LineArguments(KernelArguments):
     lines: int
     y_group: int
     y_block: int
+    y_plane: int
     y_tap: int
     y_register: int
 
 
 class MatrixConvArguments(KernelArguments):
-    """Arguments of `convolve`; a work unit is a block of rows of a block of panels of a group.
+    """Arguments of `convolve`; a work unit is a block of rows of a block of panels of a plane.
 
-    Rows are innermost, then panels. A panel is two blocks of 16 output channels, or the last one.
-    The pixels of 16 neighbouring outputs fill a register of x.
+    Rows are innermost, then panels, planes, groups and images. A panel is two blocks of 16 output
+    channels, or the last one. The pixels of 16 neighbouring outputs fill a register of x.
 
     Attributes:
         x: Lines of bfloat16, as `lines` writes them.
@@ -82,17 +84,19 @@ class MatrixConvArguments(KernelArguments):
         bias: One element for each channel, padded to whole blocks; 0: none.
         residual: An array of one of both forms that is added; 0: none.
         groups: Groups of channels.
-        blocks: Blocks of 32 input channels of a group.
+        planes: Planes of outputs that are computed one by one.
+        blocks: Blocks of 32 input channels of a group, for each of the taps along the depth.
         output_blocks: Blocks of 16 output channels of a group.
         depth: Elements of such a block that are multiplied, an even number.
         taps_height: Rows of taps.
         taps_width: Taps of a row.
-        outputs: Outputs of an image.
-        rows: Rows of outputs of an image, or runs of them that are computed at a time.
+        outputs: Outputs of a plane.
+        rows: Rows of outputs of a plane, or runs of them that are computed at a time.
         columns: Outputs of a row; the last one may have fewer.
         gap: Rows of a tile between the last output of a row and the first one of the next row; -1:
             no tile has outputs of several rows.
         x_group: Bytes of x between groups, those of the next image included.
+        x_plane: Bytes of x between the first pixels of planes of outputs.
         x_block: Bytes of x between blocks of channels.
         x_tap_row: Bytes of x between rows of taps.
         x_tap: Bytes of x between taps of a row.
@@ -101,11 +105,13 @@ class MatrixConvArguments(KernelArguments):
         x_register: Bytes of x between the first pixels of registers.
         y_block: Bytes of y for 16 channels of an image.
         y_offset: Bytes from the start of an image of y to its first output.
+        y_plane: Bytes of y between planes of outputs.
         y_row: With ``scratch`` the bytes of y between rows of outputs of an image.
         y_column: With ``scratch`` the bytes of y between outputs of a row of an image.
         y_columns: With ``scratch`` the outputs of a row of an image.
         y_rounded: With ``scratch`` whether y is of bfloat16.
         residual_block: As ``y_block``, of the residual.
+        residual_plane: As ``y_plane``, of the residual.
         tile: The matrix tile.
         activation: The kernel applied to a finished tile; 0: none.
         flags: ``F_*`` flags of the results.
@@ -125,6 +131,7 @@ class MatrixConvArguments(KernelArguments):
     bias: Address
     residual: Address
     groups: int
+    planes: int
     blocks: int
     output_blocks: int
     depth: int
@@ -135,6 +142,7 @@ class MatrixConvArguments(KernelArguments):
     columns: int
     gap: int
     x_group: int
+    x_plane: int
     x_block: int
     x_tap_row: int
     x_tap: int
@@ -143,11 +151,13 @@ class MatrixConvArguments(KernelArguments):
     x_register: int
     y_block: int
     y_offset: int
+    y_plane: int
     y_row: int
     y_column: int
     y_columns: int
     y_rounded: int
     residual_block: int
+    residual_plane: int
     tile: Address
     activation: Address
     flags: int

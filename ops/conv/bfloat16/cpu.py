@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import attrs
+import numpy as np
 
 from subgraph.engine.codegen.tiling import (
     F_BFLOAT16_C,
@@ -18,7 +20,8 @@ from subgraph.engine.planner.lowering import Lowering
 from subgraph.engine.planner.operands import Argument, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
-from subgraph.ops.movement.geometry import Geometry
+from subgraph.graph.types import Array
+from subgraph.ops.movement.geometry import Geometry, direct_weights
 from subgraph.ops.movement.packed_conv import PackedConv
 from subgraph.ops.shared.tile_planning import Tiles, grain, shared
 from subgraph.system.host import caches
@@ -45,7 +48,8 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         low: Collects the plan's steps and scratch memory.
         conv: The convolution over matrix tiles, its input in the layout "blocked" or "bfloat16"
             unless ``plain``, its weights registers of pairs of bfloat16, as `direct_weights` packs
-            them. Channels of several groups are whole blocks. Without a residual, outputs may be
+            them, or `volume_weights` if windows have a depth and no tap has its own copy of the
+            pixels. Channels of several groups are whole blocks. Without a residual, outputs may be
             rows and columns of a larger image.
         plain: The input is in the plain layout; see `reads_image_lines`.
         flops: Operations to report.
@@ -55,7 +59,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         source = emit_image_lines(low, g, x)
     elif _is_rounded(x) and g.taps == 1 and g.source == g.target and not any(g.pads):
         source = _whole_image(x, g)
-    elif _gathers(of, g):
+    elif gathers(of, g):
         source = _emit_registers(low, of, g, x)
     else:
         source = _emit_rows(low, of, g, x)
@@ -77,23 +81,26 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         bias=conv.bias,
         residual=residual,
         groups=g.groups,
+        planes=source.planes,
         blocks=source.blocks,
         depth=source.depth,
         output_blocks=output_blocks,
         taps_height=source.taps[0],
         taps_width=source.taps[1],
-        outputs=g.pixels,
+        outputs=g.pixels // source.planes,
         rows=source.rows,
         columns=source.columns,
         gap=source.gap,
         **source.strides,
         y_block=y_block,
         y_offset=strides["y_offset"],
+        y_plane=strides["y_plane"] * _LINE,
         y_row=strides["y_row"] * _LINE,
         y_column=strides["y_column"] * _LINE,
         y_columns=g.target[2],
         y_rounded=int(_is_rounded(y)),
         residual_block=g.pixels * of.lanes * (2 if _is_rounded(residual) else of.item),
+        residual_plane=strides["y_plane"] * _LINE,
         tile=of.contraction(),
         **activation,
         unit_rows=unit_rows,
@@ -101,7 +108,8 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         ahead_lines=ahead_lines,
         **low.worker_scratch(MATRIX_TILE[0] * of.width * of.item if is_apart else None),
     )
-    units = g.images * g.groups * -(-source.rows // unit_rows) * -(-panels // unit_panels)
+    units = g.images * g.groups * source.planes
+    units *= -(-source.rows // unit_rows) * -(-panels // unit_panels)
     read = x.nbytes if isinstance(x, Operand) else g.images * g.groups * source.strides["x_group"]
     written = g.images * g.groups * output_blocks * y_block
     low.emit(
@@ -118,23 +126,43 @@ def _is_rounded(operand: Argument) -> bool:
     return isinstance(operand, Operand) and operand.layout == "bfloat16"
 
 
-def _gathers(of: Tiles, g: Geometry) -> bool:
+def gathers(of: Tiles, g: Geometry) -> bool:
     """Return whether each tap has its own copy of the pixels that outputs read.
 
     Then all outputs of an image are one row, of which the tiles are full; otherwise the rows of
     the image are copied once, with their padding.
     """
-    if g.taps == 1 or not g.source[0] == g.target[0] == g.kernel[0] == 1:
+    # Blocks of channels and taps along the depth are one loop, so that all steps must be equal.
+    if g.taps == 1 or (g.dilations[0] > 1 and g.inputs > MATRIX_DEPTH):
         return True
     panels = -(-g.outputs // of.width)
     in_rows, _ = _registers_of_rows(g)
+    in_rows *= g.target[0]
     saved = (in_rows - -(-g.pixels // MATRIX_ROWS)) * g.taps * panels * _PRODUCT_CYCLES
-    copied = g.pixels * g.taps - g.reach(1, g.target[1]) * g.reach(2, g.target[2])
+    copied = g.pixels * g.taps - math.prod(g.reach(axis, g.target[axis]) for axis in range(3))
     return saved > copied * _COPY_CYCLES
 
 
+def volume_weights(of: Tiles, g: Geometry) -> Callable[[Array], Array]:
+    """Return the function that packs weights ``[O, I / groups, *kernel]`` of a volume.
+
+    They are registers of pairs in the order [group][panel][tap along the depth][block][tap].
+    """
+    planes = g.kernel[0]
+    inputs = -(-g.inputs // MATRIX_DEPTH) * MATRIX_DEPTH
+    flat = attrs.evolve(g, inputs=planes * inputs, kernel=(1, *g.kernel[1:]))
+    pack = direct_weights(flat, of, 1, plain=False)
+
+    def make(weight: Array) -> Array:
+        padded = np.zeros((len(weight), planes, inputs, *g.kernel[1:]), weight.dtype)
+        padded[:, :, : g.inputs] = weight.reshape(len(weight), g.inputs, *g.kernel).swapaxes(1, 2)
+        return pack(padded.reshape(len(weight), planes * inputs, *g.kernel[1:]))
+
+    return make
+
+
 def _registers_of_rows(g: Geometry) -> tuple[int, int]:
-    """Return the registers of an image's rows of outputs, and the gap of tiles between rows.
+    """Return the registers of a plane's rows of outputs, and the gap of tiles between rows.
 
     The gap is -1 if no tile has outputs of several rows. With stride 1 the windows of a row
     continue in those of the next one: a few outputs between them are computed in vain.
@@ -178,6 +206,7 @@ def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> MatrixI
     """Return an input of registers, for each 16 outputs all blocks and taps."""
     strides = {
         "x_group": -(-g.pixels // MATRIX_ROWS) * blocks * taps * _REGISTER,
+        "x_plane": 0,
         "x_block": taps * _REGISTER,
         "x_tap_row": 0,
         "x_tap": _REGISTER,
@@ -193,6 +222,7 @@ def _whole_image(x: Argument, g: Geometry) -> MatrixInput:
     blocks = -(-g.inputs // MATRIX_DEPTH)
     strides = {
         "x_group": blocks * g.pixels * _LINE,
+        "x_plane": 0,
         "x_block": g.pixels * _LINE,
         "x_tap_row": 0,
         "x_tap": 0,
@@ -227,6 +257,7 @@ def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Matri
         lines=g.taps * g.target[0] * g.target[1],
         y_group=found.strides["x_group"],
         y_block=found.strides["x_block"],
+        y_plane=0,
         y_tap=_REGISTER,
         y_register=found.strides["x_register"],
     )
@@ -235,18 +266,24 @@ def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Matri
 
 
 def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> MatrixInput:
-    """Emit the step that copies the rows of an image, with their padding."""
+    """Emit the step that copies the rows of an image, with their padding.
+
+    All blocks of a plane lie before those of the next plane, so that a window along the depth reads
+    one run of blocks.
+    """
     blocks = -(-g.inputs // MATRIX_DEPTH)
-    rows, columns = g.reach(1, g.target[1]), g.reach(2, g.target[2])
+    planes, rows, columns = (g.reach(axis, g.target[axis]) for axis in range(3))
     row = columns * _LINE
-    group = blocks * rows * row
+    block = rows * row
+    plane = blocks * block
+    group = planes * plane
     # The tile of the last outputs of a row reads whole registers.
     target = low.scratch(g.images * g.groups * group + _ROWS * g.strides[2] * _LINE)
     arguments = LineArguments(
         x=x,
         y=target,
         **_sizes(of, g, x),
-        planes=1,
+        planes=planes,
         rows=rows,
         columns=columns,
         taps_height=1,
@@ -257,16 +294,18 @@ def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> MatrixInpu
         plane_step=1,
         row_step=1,
         column_step=1,
-        lines=rows,
+        lines=planes * rows,
         y_group=group,
-        y_block=rows * row,
+        y_block=block,
+        y_plane=plane,
         y_tap=0,
         y_register=_REGISTER,
     )
     _emit_lines(low, g, x, arguments)
     strides = {
         "x_group": group,
-        "x_block": rows * row,
+        "x_plane": g.strides[0] * plane,
+        "x_block": g.dilations[0] * block,
         "x_tap_row": g.dilations[1] * row,
         "x_tap": g.dilations[2] * _LINE,
         "x_row": g.strides[1] * row,
@@ -276,8 +315,16 @@ def _emit_rows(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> MatrixInpu
     _, gap = _registers_of_rows(g)
     if 0 <= gap == MATRIX_ROWS - g.target[2]:
         strides["x_register"] = strides["x_row"]
-    taps = g.kernel[1], g.kernel[2]
-    return MatrixInput(target, blocks, taps, g.target[1], g.target[2], strides, gap=gap)
+    return MatrixInput(
+        target,
+        g.kernel[0] * blocks,
+        (g.kernel[1], g.kernel[2]),
+        g.target[1],
+        g.target[2],
+        strides,
+        gap=gap,
+        planes=g.target[0],
+    )
 
 
 def _sizes(of: Tiles, g: Geometry, x: Argument) -> dict[str, int]:
@@ -312,7 +359,7 @@ def _units(
     threads: int, of: Tiles, g: Geometry, source: MatrixInput, panels: int
 ) -> tuple[int, int, int]:
     """Return the rows and the panels of a unit, and the lines of weights that a step prefetches."""
-    rows, images = source.rows, g.images * g.groups
+    rows, images = source.rows, g.images * g.groups * source.planes
     panel = source.blocks * math.prod(source.taps) * of.nv * _REGISTER
     tiles = -(-rows * (source.columns + larger(source.gap, 0)) // _ROWS)
     is_few = tiles <= _MAX_PREFETCHING_TILES

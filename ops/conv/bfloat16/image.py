@@ -33,11 +33,12 @@ class MatrixInput:
         lines: Its memory.
         blocks: Blocks of at most 32 elements that each tap multiplies.
         taps: Rows of taps, and taps of a row.
-        rows: Rows of outputs, or runs of them that are computed at a time.
+        rows: Rows of outputs of a plane, or runs of them that are computed at a time.
         columns: Outputs of a row.
         strides: The fields ``x_*`` of `MatrixConvArguments`.
         depth: Elements of a block.
         gap: As in `MatrixConvArguments`.
+        planes: As in `MatrixConvArguments`.
     """
 
     lines: Argument
@@ -48,6 +49,7 @@ class MatrixInput:
     strides: dict[str, int]
     depth: int = MATRIX_DEPTH
     gap: int = -1
+    planes: int = 1
 
 
 def reads_image_lines(g: Geometry) -> bool:
@@ -113,6 +115,7 @@ def emit_image_lines(low: Lowering, g: Geometry, x: Argument) -> MatrixInput:
     )
     strides = {
         "x_group": rows * row,
+        "x_plane": 0,
         "x_block": depth * 2,
         "x_tap_row": g.dilations[1] * row,
         "x_tap": 0,

@@ -33,6 +33,7 @@ class Panels(NamedTuple):
     Attributes:
         number: Number of the group of an image.
         group: Number of the group.
+        plane: Plane of the outputs.
         first: First panel.
         last: End of the panels.
         pixel: First output.
@@ -42,6 +43,7 @@ class Panels(NamedTuple):
 
     number: int
     group: int
+    plane: int
     first: int
     last: int
     pixel: int
@@ -97,8 +99,10 @@ def lines(*, rounded: bool) -> Callable[..., None]:
             d += tap // (a.taps_height * a.taps_width) * a.tap_planes
             h = a.first_row + row * a.row_step + tap // a.taps_width % a.taps_height * a.tap_rows
             w = a.first_column + tap % a.taps_width * a.tap_columns
-            y = a.y + group * a.y_group + block * a.y_block + tap * a.y_tap
-            pixel = (plane * a.rows + row) * columns
+            y = a.y + group * a.y_group + block * a.y_block + plane * a.y_plane + tap * a.y_tap
+            pixel = row * columns
+            if a.y_plane == 0:
+                pixel += plane * a.rows * columns
             if d < 0 or d >= a.depth or h < 0 or h >= a.height:
                 clear(y, a.y_register, pixel, pixel + columns)
                 continue
@@ -247,10 +251,11 @@ def convolve() -> Callable[..., None]:
             t.b = a.weights + channels * steps * REGISTER_BYTES
             t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
             block += where.number * a.output_blocks
-            y = a.y + block * a.y_block + a.y_offset
+            y = a.y + block * a.y_block + a.y_offset + where.plane * a.y_plane
             t.c = y + where.pixel * _PIXEL if scratch == 0 else scratch
             if a.residual != 0:
                 t.residual = a.residual + block * a.residual_block + where.pixel * _PIXEL
+                t.residual += where.plane * a.residual_plane
             call_kernel(a.tile, t, where.rows, vectors, 0)
             t.ahead += steps * a.ahead_lines * ROW_BYTES
             if a.activation != 0:
@@ -277,7 +282,8 @@ def convolve() -> Callable[..., None]:
                 last = min(last, a.outputs)
             first_panel = unit // row_units % panel_units * a.unit_panels
             last_panel = min(first_panel + a.unit_panels, panels)
-            number = unit // (row_units * panel_units)
+            plane = unit // (row_units * panel_units) % a.planes
+            number = unit // (row_units * panel_units * a.planes)
             group = number % a.groups
             # The tiles of a unit together prefetch the weights of the next one.
             next_block = group * a.output_blocks + last_panel * vectors_of_panel
@@ -287,7 +293,8 @@ def convolve() -> Callable[..., None]:
                 rows = min(most, last - at)
                 if a.gap < 0:
                     rows = min(rows, a.columns - column)
-                t.a = a.x + number * a.x_group + row * a.x_row + column * a.x_column
+                t.a = a.x + number * a.x_group + plane * a.x_plane
+                t.a += row * a.x_row + column * a.x_column
                 t.first_run = a.columns - column
                 pixel = row * a.columns + column
                 at += rows
@@ -295,7 +302,7 @@ def convolve() -> Callable[..., None]:
                 if at % pitch >= a.columns:
                     at += pitch - at % pitch
                 # All panels of some pixels: their part of x is in the L1 cache meanwhile.
-                where = Panels(number, group, first_panel, last_panel, pixel, pixels, rows)
+                where = Panels(number, group, plane, first_panel, last_panel, pixel, pixels, rows)
                 run_panels(a, t, where, worker)
         release_tiles()
 
