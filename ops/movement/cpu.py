@@ -396,23 +396,27 @@ def concat(node: Node, low: Lowering) -> None:
             emit_copy(low, x, y, shape, contiguous(shape), target, item=item, to_offset=offset)
 
 
-@lowering("Split")
+@lowering("Split", layouts=("plain", "blocked"))
 def split(node: Node, low: Lowering) -> None:
     """Lower Split: aliases if there are no dimensions before the axis, else copies."""
     x = low.input(0)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     item = element_bytes(x)
-    steps = contiguous(x.shape)
+    memory = _memory_shape(x)
+    steps = contiguous(memory)
     at = 0
     for y in low.outputs:
-        offset = at * steps[axis]
+        if axis == 1 and x.layout == "blocked" and at % x.lanes:
+            raise Unsupported(f"Split of channels at no multiple of {x.lanes}")
+        offset = (at // x.lanes if axis == 1 else at) * steps[axis]
         at += y.shape[axis]
         if y.size == 0:
             continue
-        if math.prod(x.shape[:axis]) == 1:
+        if math.prod(memory[:axis]) == 1:
             low.alias(y, x, offset * item)
             continue
-        emit_copy(low, x, y, y.shape, steps, contiguous(y.shape), item=item, from_offset=offset)
+        shape = _memory_shape(y)
+        emit_copy(low, x, y, shape, steps, contiguous(shape), item=item, from_offset=offset)
 
 
 @lowering("Trilu")

@@ -1,11 +1,11 @@
 """The pass "FoldScale": scales and shifts of channels are folded into weights, or into one each.
 
-After a convolution or a transposed one, BatchNormalization nodes and multiplications and additions
-of one number for each channel are folded into its weight and bias. After a MatMul with a weight,
-multiplications and additions of one number for each column (the layer scale of vision transformers)
-are folded into the weight and one Add. Elsewhere a chain of these becomes one Mul and one Add. The
-pass computes nothing: the new weights are nodes on parameters, which the weight cache computes, and
-computes again when one of the parameters changes.
+After a convolution or a transposed one, BatchNormalization nodes, multiplications and additions of
+one number for each channel, and multiplications by one number are folded into its weight and bias.
+After a MatMul with a weight, those of one number for each column (the layer scale of vision
+transformers) are folded into the weight and one Add. Elsewhere a chain of these becomes one Mul and
+one Add. The pass computes nothing: the new weights are nodes on parameters, which the weight cache
+computes, and computes again when one of the parameters changes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from subgraph.passes.patterns import (
     part_of,
     reshaped,
     shape_of,
+    static_size,
     weight_node,
 )
 from subgraph.transform.pass_manager import register_pass
@@ -170,8 +171,9 @@ def _step(
     other = context.other_operand(node, at)
     if other is None or other is at or not context.is_weight(other):
         return None
-    rank = len(shape_of(at) or ())
-    if rank < 2 or not _per_channel(shape_of(other), channels, rank, axis):
+    rank, shape = len(shape_of(at) or ()), shape_of(other)
+    is_number = node.op_type == "Mul" and shape in ((), (1,)) and dtype_of(other) == dtype_of(at)
+    if not is_number and (rank < 2 or not _per_channel(shape, channels, rank, axis)):
         return None
     return ("scale" if node.op_type == "Mul" else "shift"), node, [other]
 
@@ -204,7 +206,7 @@ def _into_matmul(chain: _Chain, product: Node, end: Value) -> Value:
     weight = product.inputs[1]
     factor, shift = _affine(chain, None)
     assert factor is not None
-    row = reshaped(factor, (1, chain.channels))
+    row = reshaped(factor, (1, static_size(shape_of(factor)) or 1))
     scaled = weight_node("Mul", [weight, row], shape_of(weight))
     made = _renewed(chain, product, [chain.x, scaled], end)
     return made if shift is None else part_of(chain.nodes[-1], "Add", made, shift, version=14)
@@ -216,7 +218,8 @@ def _into_conv(chain: _Chain, conv: Node, end: Value) -> Value:
     factor, shift = _affine(chain, bias)
     if factor is not None:
         axis = _output_axis(conv)
-        column = reshaped(factor, (*(1,) * axis, chain.channels, *(1,) * (rank - 1 - axis)))
+        size = static_size(shape_of(factor)) or 1
+        column = reshaped(factor, (*(1,) * axis, size, *(1,) * (rank - 1 - axis)))
         weight = weight_node("Mul", [weight, column], shape_of(weight))
     return _renewed(chain, conv, [chain.x, weight, shift], end)
 
@@ -260,7 +263,9 @@ def _into_affine(chain: _Chain, end: Value) -> Value:
 
 
 def _affine(chain: _Chain, bias: Value | None) -> tuple[Value | None, Value | None]:
-    """Return the factor and the shift of all steps together, each [channels] or None (1 or 0).
+    """Return the factor and the shift of all steps together, or None (1 or 0).
+
+    The shift is [channels], and so is the factor unless all scales are one number, [1].
 
     Args:
         chain: The chain.
@@ -277,9 +282,11 @@ def _affine(chain: _Chain, bias: Value | None) -> tuple[Value | None, Value | No
             shift = weight_node("ScaledShift", [own, offset, mean, shift], size, INTERNAL_DOMAIN)
             factor = own if factor is None else weight_node("Mul", [factor, own], size)
         elif kind == "scale":
-            own = reshaped(weights[0], size)
+            number = shape_of(weights[0]) in ((), (1,))
+            own = reshaped(weights[0], (1,) if number else size)
             shift = None if shift is None else weight_node("Mul", [shift, own], size)
-            factor = own if factor is None else weight_node("Mul", [factor, own], size)
+            whole = size if factor is None or not number else shape_of(factor)
+            factor = own if factor is None else weight_node("Mul", [factor, own], whole)
         else:
             own = reshaped(weights[0], size)
             shift = own if shift is None else weight_node("Add", [shift, own], size)

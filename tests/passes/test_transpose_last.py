@@ -321,10 +321,28 @@ def test_a_folded_scale_follows_its_parameter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "size"), [(ops.Mul, (3, 1)), (ops.Mul, (3, 16)), (ops.Add, (16,)), (ops.Mul, (1,))]
+    ("op", "size"), [(ops.Mul, (3, 1)), (ops.Mul, (3, 16)), (ops.Add, (16,)), (ops.Add, (1,))]
 )
 def test_other_operands_stay(op: Any, size: tuple[int, ...]) -> None:
-    """One number for each row, for each element, a bias alone, and one number for all."""
+    """One number for each row, for each element, a bias alone, and one number that is added."""
     graph = _matmul((3, 8), (op, _weight("other", *size)))
     assert _without_weights(passes.apply_pass(graph, "FoldScale")) == ["MatMul", op.__name__]
     _check(graph, (3, 8))
+
+
+@pytest.mark.parametrize("size", [(), (1,)])
+@pytest.mark.parametrize("product", ["Conv", "ConvTranspose", "MatMul"])
+def test_one_number_goes_into_the_weight(product: str, size: tuple[int, ...]) -> None:
+    """As residual networks for images scale their branches; also between other scales."""
+    shape = (3, 16) if product == "MatMul" else (1, 16, 6, 5)
+    x, number = sg.input("x", shape), _weight("number", *size)
+    last = (16,) if product == "MatMul" else (16, 1, 1)
+    sizes = (16, 16) if product == "MatMul" else (16, 16, 3, 3)
+    weight = _weight("w", *sizes)
+    y = ops.Mul(getattr(ops, product)(x, weight), number)
+    y = ops.Mul(ops.Mul(ops.Add(y, _weight("bias", *last)), _weight("scale", *last)), number)
+    once = ops.Mul(getattr(ops, product)(x, _weight("v", *sizes)), number)
+    graph = sg.Graph([x], [y, once])
+    kinds = Counter(_without_weights(passes.apply_pass(graph, "FoldScale")))
+    assert kinds == Counter({product: 2} | ({"Add": 1} if product == "MatMul" else {}))
+    _check(graph, shape)

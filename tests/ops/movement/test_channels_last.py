@@ -160,3 +160,26 @@ def test_bfloat16() -> None:
     graph = sg.Graph([x], [ops.Transpose(y, perm=[0, 2, 3, 1]), ops.Relu(y)])
     (rows, image), _ = _run(graph, [_values(1, 64, 14, 14)], INFERENCE_PRECISION="bfloat16")
     np.testing.assert_array_equal(rows, image.transpose(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("axis", "parts"), [(1, [32, 16]), (1, [16, 20, 12]), (1, [24, 24]), (2, [4, 2]), (0, [1, 2])]
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_parts_of_blocks(axis: int, parts: list[int], batch: int) -> None:
+    """Whole blocks of channels are views, or copies; other channels are split in plain layout."""
+    if axis == 0 and batch != sum(parts):
+        parts = [batch]
+    x = sg.input("x", (batch, 48, 6, 5))
+    y = _conv(x, 48, "w")
+    split = ops.Split(y, np.array(parts), axis=axis, outputs=len(parts))
+    pieces = [split] if len(parts) == 1 else list(split)
+    graph = sg.Graph([x], [*(ops.Tanh(piece) for piece in pieces), ops.Tanh(y)])
+    for threads in (1, 2):
+        config = {"INFERENCE_NUM_THREADS": threads}
+        (*found, whole), kernels = _run(graph, [_values(batch, 48, 6, 5)], **config)
+        wanted = np.split(whole, np.cumsum(parts)[:-1], axis)
+        for mine, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(mine, other)
+        if parts == [32, 16]:  # results alone are converted
+            assert kernels.count("to_plain") == 3
