@@ -78,6 +78,76 @@ class GroupNormArguments(KernelArguments):
     group_step: int
 
 
+class BlockParts(KernelArguments):
+    """Arguments of kernels over images in blocks of channels, ``[image][block][pixel][lane]``.
+
+    A work unit is a part of the pixels of a block, in the order [image, block, part].
+
+    Attributes:
+        x: The images.
+        pixels: Pixels of an image.
+        part: Pixels of a unit; the last one of a block may have fewer.
+        parts: Units of a block.
+    """
+
+    x: Address
+    pixels: int
+    part: int
+    parts: int
+
+
+class BlockMomentsArguments(BlockParts):
+    """Arguments of `block_moments`.
+
+    Attributes:
+        moments: For each unit the mean and the sum of squared distances of each lane.
+    """
+
+    moments: Address
+
+
+class BlockScaleArguments(BlockParts):
+    """Arguments of `scale_blocks`.
+
+    Attributes:
+        y: The result, shaped as x.
+        factors: For each block of an image a factor and a summand for each lane.
+    """
+
+    y: Address
+    factors: Address
+
+
+class GroupFactorsArguments(KernelArguments):
+    """Arguments of `group_factors`; a work unit is a block of whole groups, or all of one group.
+
+    Attributes:
+        moments: As `block_moments` writes them.
+        factors: As `scale_blocks` reads them; 0 in the lanes beyond the last channel.
+        scale: Factors of the normalized input, one for each channel.
+        bias: Added to it.
+        channels: Channels of an image.
+        units: Units of an image.
+        blocks: Blocks of a unit.
+        pixels: As in `BlockParts`.
+        part: As in `BlockParts`.
+        parts: As in `BlockParts`.
+        epsilon: Added to the variance.
+    """
+
+    moments: Address
+    factors: Address
+    scale: Address
+    bias: Address
+    channels: int
+    units: int
+    blocks: int
+    pixels: int
+    part: int
+    parts: int
+    epsilon: float
+
+
 class LocalNormOperands(KernelArguments):
     """Operands and numbers of LRN.
 

@@ -15,6 +15,7 @@ from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.symbolic import larger, smaller
 from subgraph.graph.types import Array
 from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.cpu import (
@@ -32,12 +33,16 @@ from subgraph.ops.reduce.cpu import emit_reduction
 from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import (
+    BlockMomentsArguments,
+    BlockScaleArguments,
+    GroupFactorsArguments,
     GroupNormArguments,
     LocalNormArguments,
     LocalNormBlockedArguments,
     RowNormArguments,
 )
 
+_PART_PIXELS = 1024  # pixels of a unit of blocks, 64 KiB of float32 (estimate)
 _MIN_ELEMENTS_PER_THREAD = 8192  # estimate: more work than starting a thread
 
 
@@ -107,7 +112,9 @@ def _one_row(low: Lowering, operand: Operand, shape: Sequence[int], dtype: str) 
     return whole
 
 
-@lowering("InstanceNormalization", "GroupNormalization", dtypes=FLOATS)
+@lowering(
+    "InstanceNormalization", "GroupNormalization", dtypes=FLOATS, layouts=("plain", "blocked")
+)
 def groups(node: Node, low: Lowering) -> None:
     """Lower InstanceNormalization and GroupNormalization."""
     x, y = low.input(0), low.output()
@@ -121,6 +128,11 @@ def groups(node: Node, low: Lowering) -> None:
         count = int(node.attrs["num_groups"])
         per_group = low.input(1).size == count and is_before(node, 21)
         steps = (0, 1) if per_group else (1, channels // count)
+    if x.layout == "blocked":
+        if steps[0] == 0:
+            raise Unsupported("one scale for each group of channels in blocks")
+        _groups_of_blocks(low, channels // count, float(node.attrs.get("epsilon", 1e-5)))
+        return
     converted, result = widened(low, x, y)
     work = converted.dtype
     epsilon = float(node.attrs.get("epsilon", 1e-5))
@@ -150,6 +162,63 @@ def groups(node: Node, low: Lowering) -> None:
         bytes=2 * x.nbytes,
     )
     emit_cast(low, result, y)
+
+
+def _groups_of_blocks(low: Lowering, size: int, epsilon: float) -> None:
+    """Emit a normalization of groups of ``size`` channels in blocks of channels.
+
+    Raises:
+        Unsupported: Groups and blocks have no common borders.
+    """
+    x, y = low.input(0), low.output()
+    together = min(size, x.lanes)
+    if max(size, x.lanes) % together or together & (together - 1):
+        raise Unsupported(f"groups of {size} channels in blocks of {x.lanes}")
+    blocks = max(1, size // x.lanes)
+    pixels = math.prod(x.shape[2:])
+    part = smaller(pixels, _PART_PIXELS)
+    parts = -(-pixels // part)
+    sizes = {"pixels": pixels, "part": part, "parts": parts}
+    count = x.shape[0] * x.blocks
+    pair = 2 * x.lanes * x.itemsize
+    moments, factors = low.scratch(count * parts * pair), low.scratch(count * pair)
+    grain = larger(1, _MIN_ELEMENTS_PER_THREAD // (x.lanes * part))
+    variant: dict[str, str | int] = {"dtype": x.dtype, "lanes": x.lanes}
+    module = "subgraph.ops.normalization.block_kernels"
+    low.emit(
+        Kernel(module, "block_moments", **variant),
+        BlockMomentsArguments(x=x, moments=moments, **sizes),
+        count * parts,
+        grain=grain,
+        flops=4 * x.size,
+        bytes=x.nbytes,
+    )
+    units = -(-x.blocks // blocks)
+    low.emit(
+        Kernel(module, "group_factors", **variant, together=together),
+        GroupFactorsArguments(
+            moments=moments,
+            factors=factors,
+            scale=low.input(1),
+            bias=low.input(2),
+            channels=x.shape[1],
+            units=units,
+            blocks=blocks,
+            epsilon=epsilon,
+            **sizes,
+        ),
+        x.shape[0] * units,
+        bytes=count * (parts + 1) * pair,
+    )
+    low.emit(
+        Kernel(module, "scale_blocks", **variant),
+        BlockScaleArguments(x=x, y=y, factors=factors, **sizes),
+        count * parts,
+        grain=grain,
+        flops=2 * x.size,
+        bytes=2 * x.nbytes,
+    )
+    low.in_place(y, x)
 
 
 def _factor(scale: Array, variance: Array, *, epsilon: float, dtype: str) -> Array:
