@@ -180,6 +180,30 @@ def dtype_of(value: Value | None) -> str:
     return value.type.dtype if value is not None and isinstance(value.type, TensorType) else ""
 
 
+def order_of_axes(transpose: Node) -> tuple[int, ...] | None:
+    """Return the order of axes of a Transpose; None if the rank is unknown."""
+    source = transpose.inputs[0]
+    rank = source.type.rank if source is not None and isinstance(source.type, TensorType) else None
+    if rank is None:
+        return None
+    return tuple(axis % rank for axis in transpose.attrs.get("perm") or range(rank)[::-1])
+
+
+def is_per_channel(shape: Shape | None, channels: int, rank: int, axis: int = 1) -> bool:
+    """Return whether an operand has one number for each channel.
+
+    Args:
+        shape: The operand's shape.
+        channels: Number of channels.
+        rank: Rank of the result.
+        axis: The axis of channels in the result.
+    """
+    if shape is None or len(shape) > rank:
+        return False
+    full = [1] * (rank - len(shape)) + list(shape)
+    return full[axis] == channels and all(dim == 1 for k, dim in enumerate(full) if k != axis)
+
+
 def same_shape(a: Value | None, b: Value | None) -> bool:
     """Return whether two values are known to have the same shape."""
     first, second = shape_of(a), shape_of(b)

@@ -13,6 +13,7 @@ from subgraph.passes.patterns import (
     dtype_of,
     fusion_pass,
     is_op,
+    is_per_channel,
     part_of,
     produced_by,
     reshaped,
@@ -49,8 +50,8 @@ def _fuse(context: Context, node: Node, replaced: dict[Value, Value]) -> None:
     same = shape_of(last.outputs[0]) == shape and None not in shape and shape[0] == inner[0]
     if not isinstance(channels, int) or not isinstance(groups, int) or not same:
         return
-    scaled = _per_channel(context, last.outputs[0], "Mul", channels)
-    shifted = None if scaled is None else _per_channel(context, scaled[0], "Add", channels)
+    scaled = _affine(context, last.outputs[0], "Mul", channels)
+    shifted = None if scaled is None else _affine(context, scaled[0], "Add", channels)
     weights = node.inputs[1:3]
     if scaled is None or shifted is None or groups < 1 or channels % groups:
         return
@@ -80,16 +81,11 @@ def _fuse(context: Context, node: Node, replaced: dict[Value, Value]) -> None:
     whole.name, end.name = end.name, f"{end.name}.unfused"
 
 
-def _per_channel(
-    context: Context, at: Value, op_type: str, channels: int
-) -> tuple[Value, Value] | None:
+def _affine(context: Context, at: Value, op_type: str, channels: int) -> tuple[Value, Value] | None:
     """Return the Mul or Add of a value and one weight for each channel: its result, the weight."""
     user = context.sole_user(at, op_type)
     weight = None if user is None else context.other_operand(user, at)
-    rank, shape = len(shape_of(at) or ()), shape_of(weight)
-    if user is None or weight is None or shape is None or not context.is_weight(weight):
+    if user is None or weight is None or not context.is_weight(weight) or "axis" in user.attrs:
         return None
-    full = [1] * (rank - len(shape)) + list(shape)
-    wanted = [1, channels, *[1] * (rank - 2)]
-    fits = full == wanted and dtype_of(weight) == dtype_of(at) and "axis" not in user.attrs
-    return (user.outputs[0], weight) if fits else None
+    fits = is_per_channel(shape_of(weight), channels, len(shape_of(at) or ()))
+    return (user.outputs[0], weight) if fits and dtype_of(weight) == dtype_of(at) else None

@@ -21,6 +21,7 @@ from subgraph.passes.patterns import (
     Context,
     dtype_of,
     is_op,
+    is_per_channel,
     part_of,
     reshaped,
     shape_of,
@@ -173,24 +174,9 @@ def _step(
         return None
     rank, shape = len(shape_of(at) or ()), shape_of(other)
     is_number = node.op_type == "Mul" and shape in ((), (1,)) and dtype_of(other) == dtype_of(at)
-    if not is_number and (rank < 2 or not _per_channel(shape, channels, rank, axis)):
+    if not is_number and (rank < 2 or not is_per_channel(shape, channels, rank, axis)):
         return None
     return ("scale" if node.op_type == "Mul" else "shift"), node, [other]
-
-
-def _per_channel(shape: Sequence[object] | None, channels: int, rank: int, axis: int) -> bool:
-    """Return whether an operand has one number for each channel.
-
-    Args:
-        shape: The operand's shape.
-        channels: Number of channels.
-        rank: Rank of the result.
-        axis: The axis of channels in the result.
-    """
-    if shape is None or len(shape) > rank:
-        return False
-    full = [1] * (rank - len(shape)) + list(shape)
-    return full[axis] == channels and all(dim == 1 for k, dim in enumerate(full) if k != axis)
 
 
 def _folded(chain: _Chain, end: Value) -> Value:

@@ -7,8 +7,14 @@ exchanged the Transpose is next to the matrix product, where the pattern of atte
 from __future__ import annotations
 
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import TensorType
-from subgraph.passes.patterns import Context, is_op, produced_by, reshaped, shape_of
+from subgraph.passes.patterns import (
+    Context,
+    is_op,
+    order_of_axes,
+    produced_by,
+    reshaped,
+    shape_of,
+)
 from subgraph.transform.pass_manager import register_pass
 
 
@@ -39,7 +45,7 @@ def _exchanged(transpose: Node, reshape: Node) -> Value | None:
     # Only if the Reshape keeps the last two axes whole may it run before they are exchanged.
     if matrices is None or rank != len(after) or rank < 2 or before[-2:] != after[-2:]:
         return None
-    if _order(transpose) != _transposed(len(before)):
+    if order_of_axes(transpose) != _transposed(len(before)):
         return None
     perm = _transposed(rank)
     source = reshaped(matrices, tuple(sizes[axis] for axis in perm))
@@ -55,10 +61,3 @@ def _exchanged(transpose: Node, reshape: Node) -> Value | None:
 def _transposed(rank: int) -> tuple[int, ...]:
     """Return the order of axes that transposes the last two of ``rank`` axes."""
     return (*range(rank - 2), rank - 1, rank - 2)
-
-
-def _order(node: Node) -> tuple[int, ...] | None:
-    """Return the order of axes of a Transpose; None if the rank is unknown."""
-    source = node.inputs[0]
-    rank = source.type.rank if source is not None and isinstance(source.type, TensorType) else None
-    return None if rank is None else tuple(node.attrs.get("perm") or range(rank)[::-1])

@@ -25,6 +25,7 @@ from subgraph.passes.patterns import (
     Context,
     dtype_of,
     is_op,
+    order_of_axes,
     produced_by,
     reshaped,
     shape_of,
@@ -68,8 +69,8 @@ class _Movement:
         """Return whether a node is a Transpose to the original order of axes."""
         if self.shape is not None or not is_op(node, "Transpose"):
             return False
-        perm = _order(node, len(self.order))
-        return [self.order[axis] for axis in perm] == sorted(perm)
+        perm = order_of_axes(node)
+        return perm is not None and [self.order[axis] for axis in perm] == sorted(perm)
 
 
 @attrs.define(eq=False)
@@ -165,7 +166,9 @@ def _moved(value: Value) -> tuple[Value, _Movement] | None:
     source = None if transpose is None else transpose.inputs[0]
     if transpose is None or source is None or shape is None or len(shape) < 3:
         return None
-    order = _order(transpose, len(shape))
+    order = order_of_axes(transpose)
+    if order is None:
+        return None
     reshape = produced_by(source, "Reshape")
     given = None if reshape is None else reshape.inputs[0]
     before = shape_of(given)
@@ -176,11 +179,6 @@ def _moved(value: Value) -> tuple[Value, _Movement] | None:
         return None
     zero = int(reshape.attrs.get("allowzero", 0))
     return given, _Movement(before, shape_of(source), reshape.inputs[1], zero, order)
-
-
-def _order(transpose: Node, rank: int) -> Ints:
-    """Return the order of axes of a Transpose."""
-    return tuple(axis % rank for axis in transpose.attrs.get("perm") or range(rank)[::-1])
 
 
 def _fits(context: Context, value: Value, movement: _Movement) -> bool:
