@@ -95,14 +95,14 @@ def transpose_last(graph: Graph) -> Graph:
     context = Context(graph)
     group_of = _groups(context)
     taken = {
-        id(group)
-        for group in group_of.values()
+        group
+        for group in dict.fromkeys(group_of.values())
         if _is_next_to_convolution(group) and _saves(graph, group)
     }
     replaced: dict[Value, Value] = {}
     for node in graph.nodes:
         group = group_of.get(node)
-        if group is not None and id(group) in taken:
+        if group is not None and group in taken:
             _rewrite(graph, group, node, replaced)
     graph.rewire(replaced)
     return graph
