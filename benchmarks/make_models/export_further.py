@@ -2,9 +2,8 @@
 
 Vision transformers over convolutions, volumes, image restoration, decoders of images, audio in one
 dimension, detectors with split channels, graphs, recommendations, encoders and decoders of text.
-No fusion or kernel was written for one of them: they show what is missing. Writes NAME.onnx (dynamo
-exporter) and NAME.npz with inputs. Weights are seeded and random. Needs torch, torchvision,
-transformers and onnxscript.
+Writes NAME.onnx (dynamo exporter) and NAME.npz with inputs. Weights are seeded and random. Needs
+torch, torchvision, transformers and onnxscript.
 """
 
 # PyTorch and the libraries over it are not in the environment of `make lint`.
