@@ -20,7 +20,7 @@ import attrs
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape, TensorType, ValueType
 from subgraph.operators.inference import part_metadata, set_output_types
-from subgraph.ops.elementwise.expressions import CONVERSIONS, EXPANSIONS
+from subgraph.ops.elementwise.expressions import EXPANSIONS
 from subgraph.passes.patterns import (
     Context,
     dtype_of,
@@ -33,7 +33,8 @@ from subgraph.passes.patterns import (
 )
 from subgraph.transform.pass_manager import register_pass
 
-_OPERATORS = frozenset({*EXPANSIONS, *CONVERSIONS} - {"Identity", "CastLike"})
+# QuantizeLinear and DequantizeLinear are not among these: a vector of scales has an axis.
+_OPERATORS = frozenset(EXPANSIONS) - {"Identity", "CastLike"}
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 Ints = tuple[int, ...]
 

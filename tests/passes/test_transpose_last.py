@@ -213,6 +213,17 @@ def _free(value: sg.Value) -> list[sg.Value]:
     return list(found)
 
 
+def test_scales_along_an_axis_stay_with_it() -> None:
+    """Without the attribute, a vector of scales of QuantizeLinear belongs to axis 1."""
+    x = _image()
+    rows = ops.Transpose(_conv(x, "a"), perm=LAST)
+    scales = sg.parameter("scales", np.linspace(0.1, 0.6, 6, dtype=np.float32))
+    quantized = ops.QuantizeLinear(rows, scales, sg.parameter("zeros", np.zeros(6, np.uint8)))
+    graph = sg.Graph([x], [ops.Transpose(ops.Cast(quantized, to=1), perm=FIRST)])
+    moved = _check(graph, (1, CHANNELS, 6, 5))
+    assert _operands(moved, "QuantizeLinear") == ["Transpose"]
+
+
 def test_the_batch_may_be_symbolic() -> None:
     x = sg.input("x", ("batch", CHANNELS, 6, 5))
     rows = ops.Gelu(ops.Transpose(_conv(x, "a"), perm=LAST))
