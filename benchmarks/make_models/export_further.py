@@ -59,7 +59,7 @@ def video() -> Made:
 
 
 class Mixer(nn.Module):
-    """MLP-Mixer: products over the patches and over the channels in turn."""
+    """MLP-Mixer: products over the patches and over the channels alternate."""
 
     def __init__(self, width: int = 384, patches: int = 196, depth: int = 8) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class UNet3D(nn.Module):
 
 
 class Gate(nn.Module):
-    """A block of NAFNet: halves of the channels are multiplied instead of an activation."""
+    """A block of NAFNet: two parts of the channels are multiplied, without an activation."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

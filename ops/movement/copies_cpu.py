@@ -24,8 +24,8 @@ from subgraph.system.host import has_masked_stores
 from .arguments import CopyArguments, FillArguments, TransposeArguments, ZipArguments
 
 Place = Operand | Scratch | Weight
-_UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
-_MIN_BYTES_PER_THREAD = 16384  # least bytes for which a thread is started (estimate)
+UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
+MIN_BYTES_PER_THREAD = 16384  # least bytes for which a thread is started (estimate)
 # A tile of 64 x 64 float32 has 16 KiB, so source and target fill an L1 cache of 32 KiB.
 _TILE_ELEMENTS = 64  # rows and columns of a unit of a transposition
 _ZIPPED_ROWS = (2, 3, 4)  # numbers of rows that the kernel `zip_rows` interleaves
@@ -139,8 +139,8 @@ def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
     copy = _widen(copy)
     dims, origin, goal, item = copy.dims, copy.origin, copy.goal, copy.item
     size, rows = dims[-1], dims[-2] if len(dims) > 1 else 1
-    block = smaller(size, _UNIT_BYTES // item)
-    row_block = larger(1, smaller(rows, _UNIT_BYTES // (block * item)))
+    block = smaller(size, UNIT_BYTES // item)
+    row_block = larger(1, smaller(rows, UNIT_BYTES // (block * item)))
     whole = origin[-1] == goal[-1] == 1
     kernel = Kernel(
         "subgraph.ops.movement.kernels", "copy", item=item, kind="rows" if whole else "strided"
@@ -158,7 +158,7 @@ def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
         **copy.outer(range(len(dims) - 2)),
     )
     units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
-    grain = larger(1, _MIN_BYTES_PER_THREAD // (block * row_block * item))
+    grain = larger(1, MIN_BYTES_PER_THREAD // (block * row_block * item))
     low.emit(kernel, arguments, units, grain=grain, bytes=copy.moved)
 
 
@@ -196,7 +196,7 @@ def _emit_zip(low: Lowering, copy: StridedCopy) -> bool:
     if lanes < min(_MIN_ZIPPED_ELEMENTS, low.lanes(UNSIGNED[item])):
         return False
     rest = [e for e in range(last) if e != d]
-    block = _UNIT_BYTES // (dims[few] * item) // lanes * lanes
+    block = UNIT_BYTES // (dims[few] * item) // lanes * lanes
     kernel = Kernel(
         "subgraph.ops.movement.kernels",
         "zip_rows",
@@ -213,7 +213,7 @@ def _emit_zip(low: Lowering, copy: StridedCopy) -> bool:
         **copy.outer(rest),
     )
     units = math.prod(dims[e] for e in rest) * -(-dims[long] // block)
-    grain = max(1, _MIN_BYTES_PER_THREAD // (min(block, dims[long]) * dims[few] * item))
+    grain = max(1, MIN_BYTES_PER_THREAD // (min(block, dims[long]) * dims[few] * item))
     low.emit(kernel, arguments, units, grain=grain, bytes=copy.moved)
     return True
 
@@ -245,7 +245,7 @@ def _emit_transpose(low: Lowering, copy: StridedCopy) -> bool:
     count = math.prod(dims[d] for d in rest)
     units = count * -(-columns // _TILE_ELEMENTS) * -(-rows // _TILE_ELEMENTS)
     tile = smaller(columns, _TILE_ELEMENTS) * smaller(rows, _TILE_ELEMENTS)
-    grain = larger(1, _MIN_BYTES_PER_THREAD // (tile * item))
+    grain = larger(1, MIN_BYTES_PER_THREAD // (tile * item))
     low.emit(kernel, arguments, units, grain=grain, bytes=copy.moved)
     return True
 
@@ -280,6 +280,6 @@ def emit_fill(
     item = value.itemsize
     element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
     kernel = Kernel("subgraph.ops.movement.kernels", "fill", item=item)
-    block = _UNIT_BYTES // item
+    block = UNIT_BYTES // item
     arguments = FillArguments(target=target, size=size, block=block, value=element)
     low.emit(kernel, arguments, -(-size // block), grain=1, bytes=size * item)

@@ -41,13 +41,17 @@ from .arguments import (
     SequenceArguments,
     TriluArguments,
 )
-from .copies_cpu import emit_copy, emit_fill, is_contiguous
+from .copies_cpu import (
+    MIN_BYTES_PER_THREAD,
+    UNIT_BYTES,
+    emit_copy,
+    emit_fill,
+    is_contiguous,
+)
 from .tables_cpu import emit_take, emit_take_last_axes
 from .types import whole_numbers
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
-_UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
-_MIN_BYTES_PER_THREAD = 16384  # least bytes for which a thread is started (estimate)
 _MOST_READERS = 16  # nodes behind a Transpose that are searched for a convolution (estimate)
 _PAD_TABLE_BYTES = 40  # bytes of the table of a padded axis and temporaries, an element (measured)
 
@@ -194,7 +198,7 @@ def range_(node: Node, low: Lowering) -> None:
     start, _, delta = (known(low, k) for k in range(3))
     y = low.output()
     if is_symbolic(y.size) or has_symbolic(start) or has_symbolic(delta):
-        block = _UNIT_BYTES // y.itemsize
+        block = UNIT_BYTES // y.itemsize
         kernel = Kernel("subgraph.ops.movement.kernels", "sequence", dtype=y.dtype)
         arguments = SequenceArguments(
             target=y, size=y.size, block=block, start=low.input(0), delta=low.input(2)
@@ -273,7 +277,7 @@ def _emit_channels_last(
         return
     batch, channels, *spatial = blocked.shape
     pixels = math.prod(spatial)
-    part = smaller(pixels, larger(1, _UNIT_BYTES // (channels * blocked.itemsize)))
+    part = smaller(pixels, larger(1, UNIT_BYTES // (channels * blocked.itemsize)))
     parts = -(-pixels // part)
     size = source.nbytes + target.nbytes
     low.emit(
@@ -293,7 +297,7 @@ def _emit_channels_last(
             parts=parts,
         ),
         batch * parts,
-        grain=larger(1, _MIN_BYTES_PER_THREAD // (part * channels * blocked.itemsize)),
+        grain=larger(1, MIN_BYTES_PER_THREAD // (part * channels * blocked.itemsize)),
         bytes=size,
     )
 

@@ -16,10 +16,10 @@ from subgraph.graph.types import Array
 from subgraph.ops.elementwise.primitives import primitive
 
 from .arguments import TakeArguments, TakeLastAxesArguments
+from .copies_cpu import UNIT_BYTES
 from .types import Repeats
 
 _TABLE_BYTES = 16384  # bytes of a unit of `take`, and least bytes for a thread (estimate)
-_UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
 _REPEATED = (1, 2, 3, 4)  # repetitions of the elements of a row that need no table
 
 
@@ -115,7 +115,7 @@ def emit_take_last_axes(
         for table in (t.longer() if isinstance(t, Repeats) else t for t in (rows, columns))
     )
     row_bytes = column_count * item
-    block = larger(1, smaller(row_count, _UNIT_BYTES // row_bytes))
+    block = larger(1, smaller(row_count, UNIT_BYTES // row_bytes))
     run, run_size = (0, 0) if isinstance(columns, Repeats) else _longest_run(columns)
     arguments = TakeLastAxesArguments(
         x=source_,
@@ -131,7 +131,7 @@ def emit_take_last_axes(
         run_size=run_size,
     )
     images = math.prod(shape[:-2])
-    grain = larger(1, _UNIT_BYTES // (block * row_bytes))
+    grain = larger(1, UNIT_BYTES // (block * row_bytes))
     moved = images * (math.prod(before) * item + row_count * row_bytes)
     low.emit(kernel, arguments, images * -(-row_count // block), grain=grain, bytes=moved)
 

@@ -12,20 +12,17 @@ no more Transposes than before, and if it is next to a convolution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import attrs
 
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import Shape, TensorType, ValueType
-from subgraph.operators.inference import part_metadata, set_output_types
+from subgraph.graph.types import Shape, TensorType
 from subgraph.ops.elementwise.expressions import EXPANSIONS
 from subgraph.passes.patterns import (
     Context,
     dtype_of,
     is_op,
     order_of_axes,
+    part_of,
     produced_by,
     reshaped,
     shape_of,
@@ -60,11 +57,12 @@ class _Movement:
     def of(self, value: Value, node: Node) -> Value:
         """Return the moved value, which replaces the result of ``node``."""
         if self.shape is not None:
-            type_ = TensorType(dtype_of(value), self.between)
-            value = _made(
-                node, "Reshape", [value, self.shape], {"allowzero": self.allows_zero}, 14, type_
+            dtype = dtype_of(value)
+            value = part_of(
+                node, "Reshape", value, self.shape, version=14, allowzero=self.allows_zero
             )
-        return _made(node, "Transpose", [value], {"perm": self.order}, 13, node.outputs[0].type)
+            value.type = TensorType(dtype, self.between)
+        return part_of(node, "Transpose", value, perm=self.order)
 
     def is_undone_by(self, node: Node) -> bool:
         """Return whether a node is a Transpose to the original order of axes."""
@@ -232,7 +230,8 @@ def _rewrite(graph: Graph, group: _Group, node: Node, replaced: dict[Value, Valu
 
     result = node.outputs[0]
     inputs = [operand(value) for value in node.inputs]
-    made = plain[result] = _made(node, node.op_type, inputs, dict(node.attrs), node.version)
+    made = part_of(node, node.op_type, *inputs, version=node.version, **node.attrs)
+    plain[result] = made
     if made.producer is not None:
         made.producer.name, node.name = node.name, f"{node.name}.moved"
     if _is_used_outside(graph, group, node):
@@ -250,19 +249,3 @@ def _in_order(value: Value, order: Ints) -> Value:
         return value
     sizes = [1] * (len(order) - len(sizes)) + sizes
     return reshaped(value, tuple(sizes[order.index(axis)] for axis in range(len(order))))
-
-
-def _made(
-    node: Node,
-    op_type: str,
-    inputs: Sequence[Value | None],
-    attributes: dict[str, Any],
-    version: int,
-    type_: ValueType | None = None,
-) -> Value:
-    """Return the output of a new node that replaces a part of ``node``; its type may be known."""
-    made = Node(op_type, inputs, version=version, attrs=attributes, metadata=part_metadata(node))
-    made.outputs[0].type = type_
-    if type_ is None:
-        set_output_types(made)
-    return made.outputs[0]

@@ -158,8 +158,8 @@ def test_a_broadcast_operand_is_moved_too() -> None:
 
 
 def _two_orders(y: Any) -> Any:
-    turned = ops.Transpose(ops.Softmax(ops.Transpose(y, perm=[0, 1, 3, 2])), perm=[0, 3, 2, 1])
-    return ops.Add(ops.Transpose(y, perm=LAST), turned)
+    exchanged = ops.Transpose(ops.Softmax(ops.Transpose(y, perm=[0, 1, 3, 2])), perm=[0, 3, 2, 1])
+    return ops.Add(ops.Transpose(y, perm=LAST), exchanged)
 
 
 def _with_rows(y: Any) -> Any:

@@ -64,8 +64,8 @@ def test_every_width() -> None:
 
 def test_long_rows_are_cut_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many units, and threads, that do not divide the rows."""
-    monkeypatch.setattr(copies_cpu, "_UNIT_BYTES", 512)
-    monkeypatch.setattr(copies_cpu, "_MIN_BYTES_PER_THREAD", 1)
+    monkeypatch.setattr(copies_cpu, "UNIT_BYTES", 512)
+    monkeypatch.setattr(copies_cpu, "MIN_BYTES_PER_THREAD", 1)
     for shape, order in ((FEW[1]), (FEW[5])):
         x = random_bits(shape, "float32")
         for threads in (1, 3):
