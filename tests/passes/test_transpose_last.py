@@ -224,6 +224,22 @@ def test_scales_along_an_axis_stay_with_it() -> None:
     assert _operands(moved, "QuantizeLinear") == ["Transpose"]
 
 
+@pytest.mark.parametrize(("version", "moved"), [(6, False), (16, True)])
+def test_slopes_of_an_old_version_belong_to_axis_1(version: int, moved: bool) -> None:
+    """All axes have one size, so that both versions accept the vector."""
+    x = sg.input("x", (1, CHANNELS, CHANNELS, CHANNELS))
+    rows = ops.Transpose(_conv(x, "a"), perm=LAST)
+    bent = sg.Node("PRelu", [rows, _weight("slopes", CHANNELS)], version=version)
+    bent.outputs[0].type = rows.type
+    graph = sg.Graph([x], [ops.Transpose(bent.outputs[0], perm=FIRST)])
+    found = passes.apply_pass(graph, "TransposeLast")
+    assert (_operands(found, "PRelu") == ["Conv"]) is moved
+    array = [uniform(1, CHANNELS, CHANNELS, CHANNELS)]
+    wanted = sg.compile_model(graph, "REFERENCE")(array)[0]
+    result = sg.compile_model(graph, "CPU")(array)[0]
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_the_batch_may_be_symbolic() -> None:
     x = sg.input("x", ("batch", CHANNELS, 6, 5))
     rows = ops.Gelu(ops.Transpose(_conv(x, "a"), perm=LAST))
