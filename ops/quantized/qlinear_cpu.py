@@ -103,7 +103,7 @@ class _Runs:
         together: How many of them are one group of ``g``.
         width: Channels of a pixel in a patch.
         double: Elements of a double step.
-        matrix: Whether tiles are matrix tiles, whose runs are whole pixels.
+        matrix: Whether tiles are matrix tiles, whose runs are padded to whole steps.
     """
 
     g: Geometry
@@ -131,7 +131,8 @@ class _Runs:
     @property
     def inner(self) -> int:
         """Double steps of a run."""
-        return -(-self.elements // self.double)
+        step = MATRIX_ROW_BYTES if self.matrix else self.double
+        return round_up(self.elements, step) // self.double
 
     @property
     def last_inner(self) -> int:
@@ -168,7 +169,7 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
     source: PatchSource = "image" if image else "blocked"
     if not plain and (together > _MAX_MERGED_GROUPS or (not image and q.x.layout == "plain")):
         raise Unsupported("groups or channels that are far from whole blocks")
-    tile = choose_tile(q, source=source)
+    tile = choose_tile(q, source=source, dilated=g.dilations[2] != 1)
     g = merge(g, together)
     width = _IMAGE_CHANNELS if image else MATRIX_ROW_BYTES if tile.matrix else BLOCK
     runs = _Runs(g, groups, together, width, 8 // tile.item, tile.matrix)

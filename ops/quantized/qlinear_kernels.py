@@ -81,7 +81,7 @@ def product(
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
         output: Dtype of the output; see ``tile_int.integer_contraction``.
-        flavour: ``"pairs"``, ``"quads"``, or, not for images, ``"checked"`` or ``"matrix"``.
+        flavour: ``"pairs"``, ``"quads"``, ``"matrix"``, or, not for images, ``"checked"``.
         weights: Dtype of the packed weights, ``"int8"`` or ``"int16"``.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """

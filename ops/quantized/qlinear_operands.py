@@ -189,16 +189,19 @@ def fits_int8(w: Operand, w_zero: Operand | None) -> bool:
     return w_zero.known is not None and bool(np.all(w_zero.known == signed_zero_point(w)))
 
 
-def choose_tile(q: QuantizedOperands, *, source: PatchSource) -> Tile:
+def choose_tile(q: QuantizedOperands, *, source: PatchSource, dilated: bool = False) -> Tile:
     """Return the tile: of bytes if the machine multiplies bytes and weights fit, else of pairs.
 
     Args:
         q: The operands.
         source: Source of the patches.
+        dilated: Whether the taps of a kernel row are apart. For an image each of them would be a
+            step of a matrix tile, whose 64 bytes are four pixels of four channels or more.
     """
     forced = q.low.options.get("INTEGER_FLAVOUR")
     fits = fits_int8(q.w, q.w_zero)
-    matrix = host.has_int8_tiles() and forced in (None, "matrix") and source != "image"
+    matrix = host.has_int8_tiles() and forced in (None, "matrix")
+    matrix = matrix and not (source == "image" and dilated)
     if matrix and (fits or source == "rows"):
         return integer_tile("matrix", "int8")
     quads = host.has_vnni() if forced is None else forced == "quads"

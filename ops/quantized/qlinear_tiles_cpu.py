@@ -107,7 +107,7 @@ def _scratch_areas(
     patch = shape.blocks * pixels * shape.pixel
     # A tile may read up to 64 bytes after the last pixel, whose weights are zero; a matrix tile
     # reads whole registers of pixels.
-    beyond = tile.mr * g.strides[2] * shape.pixel if tile.matrix else 64
+    beyond = 64 + (tile.mr * g.strides[2] * shape.pixel if tile.matrix else 0)
     largest_at = faults_at = nbytes = round_up(patch + beyond, 64)
     faults = 0
     if tile.flavour == "checked":

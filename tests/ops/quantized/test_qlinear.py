@@ -90,6 +90,53 @@ def test_convolutions(
     np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("flavour", ["matrix"])
+@FEW
+@given(
+    channels=st.tuples(st.integers(1, 4), st.integers(1, 40)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 20)),
+    size=st.tuples(st.integers(3, 12), st.integers(20, 70)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    pads=st.tuples(*[st.integers(0, 3)] * 4),
+    dtype=BYTES,
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_images_of_few_channels(
+    flavour: str,
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    size: tuple[int, int],
+    strides: tuple[int, int],
+    pads: tuple[int, ...],
+    dtype: str,
+    threads: int,
+    seed: int,
+) -> None:
+    """Rows of a kernel take one step of a matrix tile, or two if they are wider than 16 pixels."""
+    rng = np.random.default_rng(seed)
+    inputs, outputs = channels
+    x = draw(rng, dtype, 2, inputs, *size)
+    w = draw(rng, "int8", outputs, inputs, *kernel)
+    x_zero, y_zero = draw(rng, dtype, 2)
+    sums = windows(x.astype(np.int64) - int(x_zero), w, strides, pads)
+    scales = np.array(0.02, np.float32), rng.uniform(0.001, 0.02, outputs).astype(np.float32)
+    y_scale, w_zero = np.array(0.4, np.float32), np.zeros(1, np.int8)
+    scale = (scales[0] * scales[1] / y_scale).reshape(-1, 1, 1)
+    (got,) = run_node(
+        "QLinearConv",
+        [x, scales[0], np.asarray(x_zero), w, scales[1], w_zero, y_scale, np.asarray(y_zero)],
+        [sums.shape],
+        {"strides": strides, "pads": pads},
+        constant=range(1, 8),
+        out_layout="blocked",
+        threads=threads,
+        cuts=[0.4],
+        options={"INTEGER_FLAVOUR": flavour},
+    )
+    np.testing.assert_array_equal(got, requantised(sums, scale, int(y_zero), dtype))
+
+
 @pytest.mark.parametrize("flavour", ["pairs", "quads", "checked", "matrix"])
 @FEW
 @given(
