@@ -183,7 +183,9 @@ def finish(
         keeps_zero: The results of zeros are zeros, so that the padding is clear already.
     """
     target = outputs[0]
-    if target.layout == "blocked" and target.shape[1] % target.lanes and not keeps_zero:
+    # Lanes of bytes beyond the channels are undefined (`subgraph.engine.planner.layouts`).
+    clears = not keeps_zero and target.itemsize > 1
+    if target.layout == "blocked" and target.shape[1] % target.lanes and clears:
         for output in outputs:
             clear_padding(low, output)
     read = [(s.operand, s.shape) for s in sources]

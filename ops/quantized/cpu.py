@@ -21,6 +21,17 @@ _REAL = ("float32", *HALF_FLOATS)
 _MIN_ELEMENTS_PER_THREAD = 1 << 14  # of the range (estimate: more work than starting a thread)
 
 
+def _image(x: Operand) -> Source:
+    """Return the input of a conversion as a source.
+
+    Raises:
+        Unsupported: Its blocks of channels are padding for the most part.
+    """
+    if x.layout == "blocked" and 2 * x.shape[1] < x.lanes:
+        raise Unsupported(f"blocks of {x.lanes} channels for {x.shape[1]}")
+    return source(x)
+
+
 def _along_axis(low: Lowering, operand: Operand) -> Source:
     """Return a scale or zero point as a source: one number, or one for each index of an axis."""
     node, x = low.node, low.input(0)
@@ -50,14 +61,14 @@ def saturated(e: Expression, scaled: Term, zero: Term | None, dtype: str) -> Ter
     return e.cast(e("max", e("min", rounded, float(info.max)), float(info.min)), dtype)
 
 
-@lowering("QuantizeLinear", dtypes=(*_REAL, "int32"))
+@lowering("QuantizeLinear", dtypes=(*_REAL, "int32"), layouts=("plain", "blocked"))
 def quantize(node: Node, low: Lowering) -> None:
     """Lower QuantizeLinear to 8 and 16 bits."""
     x, scale, zero, y = low.input(0), low.input(1), low.optional(2), low.output()
     if y.dtype not in _QUANTIZED or scale.dtype not in _REAL:
         raise Unsupported(f"QuantizeLinear of {x.dtype} to {y.dtype}")
     e = Expression()
-    sources = [source(x), _along_axis(low, scale)]
+    sources = [_image(x), _along_axis(low, scale)]
     value = e.cast(e.input(x.dtype), "float32")
     factor = e.cast(e.input(scale.dtype), "float32")
     offset = None
@@ -68,14 +79,14 @@ def quantize(node: Node, low: Lowering) -> None:
     emit_expression(low, e, sources, [(saturated(e, scaled, offset, y.dtype), y)])
 
 
-@lowering("DequantizeLinear", dtypes=(*_QUANTIZED, "int32"))
+@lowering("DequantizeLinear", dtypes=(*_QUANTIZED, "int32"), layouts=("plain", "blocked"))
 def dequantize(node: Node, low: Lowering) -> None:
     """Lower DequantizeLinear from 8, 16 and 32 bits."""
     x, scale, zero, y = low.input(0), low.input(1), low.optional(2), low.output()
     if scale.dtype not in _REAL or y.dtype not in _REAL:
         raise Unsupported(f"DequantizeLinear of {x.dtype} to {y.dtype}")
     e = Expression()
-    sources = [source(x), _along_axis(low, scale)]
+    sources = [_image(x), _along_axis(low, scale)]
     value, factor = e.input(x.dtype), e.input(scale.dtype)
     work = "int32" if x.dtype == "int32" else "float32"  # holds every difference exactly
     value = e.cast(value, work)

@@ -11,7 +11,8 @@ becomes one integer operator (``ops/quantized/qlinear_operands.py``):
 Elementwise operators and their conversions become one loop (`elementwise`), with exactly the
 standard's float arithmetic.
 
-`split_dequantize` runs before, so that every user of a dequantized value has its own conversion.
+`requantize_concat` and `split_dequantize` run before: they give the operands of a Concat its scale,
+and every user of a dequantized value its own conversion.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import attrs
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.passes.patterns import (
     Context,
@@ -64,16 +66,30 @@ def split_dequantize(graph: Graph) -> Graph:
         # The first user keeps the original node.
         for user in users[1:]:
             user.inputs = tuple(_copy(node) if v is made else v for v in user.inputs)
+    return _sorted(graph)
+
+
+def _sorted(graph: Graph) -> Graph:
+    """Return a graph of the nodes that the outputs of ``graph`` need, which has new ones."""
     return Graph(
         graph.inputs, graph.outputs, graph.name, attrs=graph.attrs, opsets=graph.opsets,
         metadata=graph.metadata, doc=graph.doc,
     )  # fmt: skip
 
 
-def _copy(node: Node) -> Value:
-    copy = Node(node.op_type, node.inputs, version=node.version, attrs=dict(node.attrs))
-    copy.outputs[0].type = node.outputs[0].type
-    return copy.outputs[0]
+def _copy(node: Node, source: Value | None = None) -> Value:
+    """Return the output of a copy of a conversion, of ``source`` if one is given.
+
+    Args:
+        node: The QuantizeLinear or DequantizeLinear.
+        source: A value of the dtype of its first input.
+    """
+    inputs = node.inputs if source is None else (source, *node.inputs[1:])
+    copy = Node(node.op_type, inputs, version=node.version, attrs=dict(node.attrs))
+    made, kind = copy.outputs[0], node.outputs[0].type
+    assert isinstance(kind, TensorType)
+    made.type = kind if source is None else TensorType(kind.dtype, shape_of(source))
+    return made
 
 
 @attrs.frozen
@@ -145,6 +161,42 @@ def _number(context: Context, value: Value | None) -> int | None:
 
 def _as_int(number: float | None) -> int | None:
     return None if number is None else int(number)
+
+
+@fusion_pass("RequantizeConcat", "quantized", "QuantizeLinear")
+def requantize_concat(graph: Graph) -> Graph:
+    """Return a copy in which quantized operands of a quantized Concat have its scale.
+
+    Each operand of another scale is quantized with the scale and zero point of the result, and
+    dequantized, before the Concat. To quantize the result is then exact, so that it is the same as
+    before, and the Concat can join bytes (`concat`).
+    """
+    graph = graph.clone()
+    context = Context(graph)
+    for node in graph.nodes:
+        if not is_op(node, "Concat") or is_before(node, 4):
+            continue
+        end = quantize_after(context, node.outputs[0])
+        before = [dequantize_before(context, value) for value in node.inputs]
+        if end is None or not any(before) or len(set(node.inputs)) < len(before):
+            continue
+        node.inputs = tuple([
+            value if value is None or (found and _equal(context, found, end))
+            else _requantized(value, end)
+            for value, found in zip(node.inputs, before, strict=True)
+        ])  # fmt: skip
+    return _sorted(graph)
+
+
+def _requantized(value: Value, end: _Conversion) -> Value:
+    """Return a float32 value quantized as by ``end``, a QuantizeLinear, and dequantized."""
+    narrow = _copy(end.node, value)
+    parameters = [each for each in (end.scale, end.zero) if each is not None]
+    # An int8 result without zero point is impossible before version 21, where the dtype is one of
+    # the attributes; DequantizeLinear takes it from its input.
+    wide = Node("DequantizeLinear", [narrow, *parameters], version=end.node.version)
+    wide.outputs[0].type = TensorType("float32", shape_of(value))
+    return wide.outputs[0]
 
 
 @attrs.define

@@ -18,6 +18,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import subgraph as sg
+from subgraph import ops
+from subgraph.graph.graph import Value
 from subgraph.graph.types import Array
 from subgraph.transform.pass_manager import apply_pass
 
@@ -381,6 +383,105 @@ def test_a_residual_block_stays_in_bytes(seed: int) -> None:
     apart = np.abs(got.astype(np.int32) - real.astype(np.int32))
     assert apart.max() <= 1
     assert np.count_nonzero(apart) <= apart.size // 100
+
+
+@FEW
+@given(
+    channels=st.lists(st.sampled_from([1, 5, 16, 32]), min_size=1, max_size=4),
+    kinds=st.lists(st.sampled_from(["own", "same", "real", "twice"]), min_size=4, max_size=4),
+    dtype=st.sampled_from(["uint8", "int8"]),
+    axis=st.sampled_from([1, -1]),
+    shown=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+)
+def test_concatenations_of_other_scales(
+    channels: list[int], kinds: list[str], dtype: str, axis: int, shown: bool, seed: int
+) -> None:
+    """The bytes are those of the standard's arithmetic: quantized before or behind the Concat."""
+    b = Builder(seed, dtype)
+    parts: list[str] = []
+    inputs: dict[str, tuple[str, tuple[int, ...]]] = {}
+    b.scale("y", 0.05)
+    for k, (count, kind) in enumerate(zip(channels, kinds, strict=False)):
+        shape = (2, count, 4, 6) if axis == 1 else (2, 16, 4, count)
+        inputs[f"x{k}"] = ("float32", shape)
+        if kind == "real":
+            parts.append(f"x{k}")
+            continue
+        if kind == "twice" and parts:
+            parts.append(parts[0])
+        parts.append(b.quantize(f"x{k}", f"q{k}", 0.03, like="y" if kind == "same" else ""))
+    joined = b.node("Concat", parts, "joined", axis=axis)
+    if shown:  # another user of the real values; they must exist as they are
+        b.node("QuantizeLinear", [b.node("Neg", [joined], "less"), *b.scales["y"]], "y")
+    else:
+        b.node("QuantizeLinear", [joined, *b.scales["y"]], "y")
+    model = b.model(inputs, "y")
+    model.opset_import[0].version = 19  # the first with DequantizeLinear in onnx.reference
+    arrays = {
+        name: (b.rng.standard_normal(shape) * 3).astype(np.float32)
+        for name, (_, shape) in inputs.items()
+    }
+    (wanted,) = ReferenceEvaluator(model).run(None, arrays)
+    for got in by_devices(model, arrays):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_concatenation_of_convolutions_stays_in_bytes() -> None:
+    b = Builder(0)
+    x = b.quantize("x", "q", 0.02)
+    parts: list[str] = []
+    for k, outputs in enumerate((32, 16)):
+        w, scale = b.weight(f"w{k}", (outputs, 32, 3, 3), 0)
+        c = b.bias(f"c{k}", outputs, np.float32(0.02) * scale)
+        conv = b.node("Conv", [x, w, c], f"conv{k}", pads=[1, 1, 1, 1])
+        parts.append(b.quantize(conv, f"p{k}", 0.03 + 0.01 * k))
+    b.node("QuantizeLinear", [b.node("Concat", parts, "both", axis=1), *b.scale("y", 0.05)], "y")
+    model = b.model({"x": ("float32", (1, 32, 8, 8))}, "y")
+    assert sorted(operators(model)) == sorted(
+        ["QuantizeLinear", *["FusedQLinearConv", "FusedElementwise"] * 2, "Concat"]
+    )
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    request = compiled.create_infer_request()
+    request.infer([b.rng.standard_normal((1, 32, 8, 8)).astype(np.float32)])
+    kernels = [entry.kernel.partition("(")[0].rpartition(".")[2] for entry in request.profile()]
+    # Blocks of bytes throughout: the operands of the Concat are computed in its result.
+    assert kernels.count("to_plain") <= 1
+    assert "copy" not in kernels
+
+
+@pytest.mark.parametrize("channels", [3, 16, 23, 40])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_conversions_in_blocks(channels: int, per_channel: bool) -> None:
+    """A value dequantized by other scales than the convolution's, between two convolutions."""
+    rng = np.random.default_rng(channels)
+    x = rng.standard_normal((2, 20, 6, 7)).astype(np.float32)
+    first = rng.standard_normal((channels, 20, 1, 1)).astype(np.float32)
+    last = rng.standard_normal((5, channels, 1, 1)).astype(np.float32)
+    size = channels if per_channel else 1
+    scales = rng.uniform(0.02, 0.2, (2, size)).astype(np.float32)
+    zeros = rng.integers(0, 256, (2, size)).astype(np.uint8)
+
+    def pair(k: int) -> list[Value]:
+        shape = () if size == 1 else (size,)
+        arrays = scales[k].reshape(shape), zeros[k].reshape(shape)
+        return [sg.parameter(f"{name}{k}", a) for name, a in zip("sz", arrays, strict=True)]
+
+    given_ = sg.input("x", shape=x.shape, dtype="float32")
+    value = ops.Conv(given_, sg.parameter("first", first))
+    value = ops.QuantizeLinear(value, *pair(0), axis=1)
+    value = ops.DequantizeLinear(value, *pair(1), axis=1)
+    graph = sg.Graph([given_], [ops.Conv(value, sg.parameter("last", last))])
+    got = next(iter(sg.compile_model(graph, "CPU")([x]).values()))
+    sums = np.einsum("oc,nchw->nohw", first[:, :, 0, 0].astype(np.float64), x)
+    sides = (-1, 1, 1)
+    held = np.rint(sums / scales[0].reshape(sides)) + zeros[0].reshape(sides)
+    real = np.clip(held, 0, 255) - zeros[1].astype(np.float64).reshape(sides)
+    wanted = np.einsum("oc,nchw->nohw", last[:, :, 0, 0], real * scales[1].reshape(sides))
+    # A sum next to a tie may become either byte: one step of a few channels.
+    apart = np.abs(got - wanted).max(axis=(0, 1))
+    assert (apart < 1e-2).mean() > 0.9
+    assert apart.max() <= 4 * np.abs(last).max() * scales[1].max()
 
 
 def test_updates_of_weights_and_scales_are_followed() -> None:
