@@ -1,7 +1,7 @@
 """ONNX Runtime's operators on weights of 2, 4 or 8 bits, quantized in blocks.
 
 The bodies convert weights to floats. That depends on weights alone, so it is computed once, when a
-model is compiled.
+model is compiled. CPU multiplies by most weights as they are (`blockwise_cpu`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node, Value
+from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.functions import Call, function
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -20,6 +22,8 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.elementwise.op import Types, Values, tensor
 
 from .attention import axes
 
@@ -165,6 +169,70 @@ def matmul_n_bits(call: Call) -> Results:
     weights = call.Mul(centred, call.Gather(factors, block_of, axis=1))
     product = call.MatMul(a, call.Transpose(weights, perm=(1, 0)))
     return [product if bias is None else call.Add(product, bias, requires="one_row")]
+
+
+def block_numbers(packed: Array, bits: int) -> Array:
+    """Return the numbers of ``bits`` bits in the bytes of rows, low bits first, as uint8.
+
+    Args:
+        packed: uint8 ``[rows, bytes]``.
+        bits: 2, 4 or 8.
+    """
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    numbers = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    return numbers.reshape(len(packed), -1)
+
+
+def _fused_operands(
+    node: Node, a: Tensor, packed_weights: Tensor, scales: Tensor, zeros: Tensor | None = None,
+    groups: Tensor | None = None, bias: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless the operands have the sizes of N and K; see the function above."""
+    matmul_n_bits_operands(node, a, packed_weights, scales, zeros, groups, bias)
+    depth = int(node.attrs["K"])
+    require(
+        a.rank > 0 and a.shape[-1] == depth, "A has shape {}; its rows have K = {}", a.shape, depth
+    )
+
+
+def _fused_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Infer the type of FusedMatMulNBits: A's, with N columns.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
+    a = tensor(types[0])
+    if a is None or not a.shape:
+        return [a and TensorType(a.dtype)]
+    return [TensorType(a.dtype, (*a.shape[:-1], int(node.attrs["N"])))]
+
+
+def _fused_product(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return A times the dequantized weights, transposed, plus the bias."""
+    a, packed_weights, scales = inputs[:3]
+    zeros, _, bias = [*inputs[3:], None, None, None][:3]
+    width, rows, depth, bits = (int(node.attrs[k]) for k in ("block_size", "N", "K", "bits"))
+    blocks = -(-depth // width)
+    numbers = block_numbers(packed_weights.reshape(rows, -1), bits).reshape(rows, blocks, width)
+    centre: Any = np.float32(1 << (bits - 1))
+    if zeros is not None:
+        centre = block_numbers(zeros.reshape(rows, -1), bits)[:, :blocks, None].astype(np.float32)
+    weights = (numbers - centre) * scales.reshape(rows, blocks, 1)
+    product = a @ weights.reshape(rows, -1)[:, :depth].T.astype(a.dtype)
+    return [product if bias is None else product + bias]
+
+
+# MatMulNBits of float32 with bytes as zero points and without groups, whose words of 32 bits have
+# rows that exist only: for CPU, whose kernels read weights as they are packed.
+declare(
+    "FusedMatMulNBits",
+    domain=INTERNAL_DOMAIN,
+    requires=_fused_operands,
+    infer=_fused_types,
+    compute=_fused_product,
+)
 
 
 def gather_block_quantized_operands(

@@ -193,7 +193,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
         residual: Matrix added at the end; 0: none.
     """
     a, sizes, steps = batched(product.a, product.b)
-    of = product_tiles(of, low, product.b.operand)
+    of = product.tiles or product_tiles(of, low, product.b.operand)
     right, row_of_right, b_steps = _right_side(low, product, of, a.rows, steps[1])
     left, places, a_steps = _left_side(low, a, of, steps[0])
     item, count = of.item, math.prod(sizes)
@@ -357,6 +357,8 @@ def _right_side(
     matrix_size = max(n * depth, 1)
     matrices = math.prod(b.shape)
     packed_steps = [step // matrix_size * size for step in steps]
+    if product.panels is not None:
+        return product.panels, 0, packed_steps
     if b.operand.constant:
         recipe = f"gemm panels {_panels_recipe(product, of)} {of.packed_as}"
         weight = low.weight(recipe, matrix_panels(of, _scaled_matrices(product, of)), b.operand)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 from subgraph.engine.planner.lowering import Unsupported
-from subgraph.engine.planner.operands import Operand
+from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.graph.types import Array
 from subgraph.ops.shared.strides import Ints, broadcast_sizes, broadcast_strides, collapse
 from subgraph.ops.shared.tile_planning import Activation, Tiles
@@ -57,6 +57,9 @@ class Product:
         beta: Factor of C.
         bias: C, which broadcasts to the results; None: none.
         residual: R, shaped as the results; None: none.
+        tiles: The contraction tiles; None: chosen by the sizes and options.
+        panels: B, packed for ``tiles`` by a step that was emitted; None: it is packed by the
+            product.
     """
 
     a: Matrix
@@ -67,6 +70,8 @@ class Product:
     beta: float = 1.0
     bias: Operand | None = None
     residual: Operand | None = None
+    tiles: Tiles | None = None
+    panels: Argument | None = None
 
 
 def matrix(operand: Operand, vector: str = "row") -> Matrix:

@@ -167,6 +167,9 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
         The fused graph, and the parameters whose values its form depends on, with their versions.
     """
     guards: dict[Parameter, int] = {}
+    # Before the functions of ONNX Runtime's operators are expanded.
+    if any(node.op_type == "MatMulNBits" for node in graph.nodes):
+        graph = apply_pass(graph, "BlockwiseProducts")
     graph = region_form(graph, guards)
     _fuse_branches(graph, options, guards)
     if any(_is_half(value) for value in graph.values()):

@@ -1,0 +1,93 @@
+"""Arguments of the kernels of products with weights of 2, 4 or 8 bits."""
+
+from __future__ import annotations
+
+from subgraph.engine.codegen.arguments import Address, KernelArguments, WordBlock
+
+
+class BlockwiseArguments(KernelArguments):
+    """What all kernels of blockwise weights take.
+
+    A *panel* is a number of vectors of columns. A word of 32 bits holds the numbers of successive
+    rows of one column, the first one in its low bits.
+
+    Attributes:
+        packed: int32 ``[panel][word of a column][column of the panel]``.
+        scales: float32 ``[panel][block][column of the panel]``.
+        zeros: As ``scales``: zero points plus 2**23; 0: all are half of the range.
+        columns: Columns that exist.
+        blocks: Blocks of a column.
+        whole_words: Words of a block of a column.
+        last_words: Words of the last block whose rows exist.
+    """
+
+    packed: Address
+    scales: Address
+    zeros: Address
+    columns: int
+    blocks: int
+    whole_words: int
+    last_words: int
+
+
+class BlockwiseProductArguments(BlockwiseArguments):
+    """Arguments of `few_rows`; a work unit is a panel.
+
+    Attributes:
+        a: Left side, float32 rows without gaps.
+        y: The product, float32 rows without gaps.
+        bias: float32 for each column, padded to whole vectors; 0: none.
+        rows: Rows of ``a`` and ``y``.
+        depth: Elements of a row of ``a``.
+    """
+
+    a: Address
+    y: Address
+    bias: Address
+    rows: int
+    depth: int
+
+
+class UnpackPanelsArguments(BlockwiseArguments):
+    """Arguments of `unpack_panels`; a work unit is a panel.
+
+    Attributes:
+        target: The panels that contraction tiles read: float32 ``[row][column]``, or for matrix
+            tiles registers of pairs of bfloat16.
+        panel: Bytes from a panel of the target to the next one.
+    """
+
+    target: Address
+    panel: int
+
+
+class BlockwiseTileBlock(WordBlock):
+    """What a tile of a product with blockwise weights reads.
+
+    Attributes:
+        packed: Words of the panel.
+        scales: Scales of the panel.
+        zeros: Zero points of the panel plus 2**23; 0: all are half of the range.
+        blocks: Blocks.
+        whole_words: Words of a block of a column.
+        last_words: Words of the last block.
+        a: First element of the left side.
+        a_row: Bytes between its rows.
+        bias: float32 for each column; 0: none.
+        c: First element of the result.
+        c_row: Bytes between its rows.
+        tail: Columns of the last vector that exist.
+    """
+
+    packed: Address
+    scales: Address
+    zeros: Address
+    blocks: int
+    whole_words: int
+    last_words: int
+    a: Address
+    a_row: int
+    bias: Address
+    c: Address
+    c_row: int
+    tail: int

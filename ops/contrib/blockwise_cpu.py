@@ -1,0 +1,192 @@
+"""Products with weights of 2, 4 or 8 bits in blocks on the CPU, whose weights stay packed.
+
+Few rows are multiplied by weights that are unpacked in registers. For more rows each run unpacks
+the weights first, into memory that the products of a model share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, lowering
+from subgraph.engine.planner.operands import Argument, Operand, Scratch
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.matmul.cpu import emit_product
+from subgraph.ops.matmul.products import Matrix, Product, matrix
+from subgraph.ops.shared.tile_planning import (
+    NO_ACTIVATION,
+    Tiles,
+    direct_tiles,
+    grain,
+    matrix_tiles,
+    round_up,
+)
+from subgraph.system import host
+from subgraph.system.large_pages import aligned_empty
+
+from .arguments import BlockwiseProductArguments, UnpackPanelsArguments
+from .weights import block_numbers
+
+# Rows up to which unpacking weights in registers takes less time than unpacking them to memory
+# (measured: 4096 x 4096 weights of 4 bits).
+_MOST_FEW_ROWS, _MOST_ROWS_BESIDE_MATRIX_TILES = 32, 8
+_VECTORS = 2  # of a panel: two sums at a time hide the latency of a multiplication
+_ZERO = 1 << 23  # `blockwise_kernels.ZERO`
+
+
+@attrs.frozen
+class _Form:
+    """How the weights of a node are packed.
+
+    Attributes:
+        bits: Bits of a number.
+        block: Rows of a block.
+        depth: Rows of the matrix.
+        columns: Columns of the matrix.
+        lanes: Elements of a vector, which are columns.
+        nv: Vectors of a panel.
+    """
+
+    bits: int
+    block: int
+    depth: int
+    columns: int
+    lanes: int
+    nv: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a column."""
+        return -(-self.depth // self.block)
+
+    @property
+    def last_words(self) -> int:
+        """Words of a column's last block whose rows exist."""
+        return (self.depth - (self.blocks - 1) * self.block) * self.bits // 32
+
+    @property
+    def panels(self) -> int:
+        """Panels of the matrix."""
+        return -(-self.columns // (self.lanes * self.nv))
+
+    def recipe(self, name: str) -> str:
+        """Return the name of a computation from the node's operands."""
+        return f"{name} {self.bits} {self.block} {self.depth}x{self.columns} {self.nv}x{self.lanes}"
+
+    def packed(self, columns: Array) -> Array:
+        """Return numbers ``[columns, n]`` as panels ``[n][column of the panel]``."""
+        count, size = columns.shape
+        padded = round_up(count, self.lanes)
+        made = aligned_empty((padded * size,), columns.dtype)
+        width = self.lanes * self.nv
+        for first in range(0, count, width):
+            panel = columns[first : first + width]
+            to = made[first * size : min(first + width, padded) * size].reshape(size, -1)
+            to[:, : len(panel)] = panel.T
+            to[:, len(panel) :] = 0
+        return made
+
+    def words(self, weights: Array) -> Array:
+        """Return the packed words of the weights, bytes ``[columns, blocks, ...]``."""
+        rows = np.ascontiguousarray(weights).reshape(self.columns, -1)
+        return self.packed(rows.view(np.dtype("<u4")))
+
+    def numbers(self, scales: Array) -> Array:
+        """Return numbers of the blocks, ``[columns * blocks]``, as panels."""
+        return self.packed(scales.reshape(self.columns, self.blocks))
+
+    def bias(self, row: Array) -> Array:
+        """Return a number for each column, padded to whole vectors."""
+        return self.packed(row.reshape(-1, 1))
+
+    def zeros(self, packed: Array) -> Array:
+        """Return packed zero points, bytes for each column, as panels of ``_ZERO`` plus each."""
+        points = block_numbers(packed.reshape(self.columns, -1), self.bits)[:, : self.blocks]
+        return self.packed(points.astype(np.float32) + np.float32(_ZERO))
+
+
+@lowering("FusedMatMulNBits", domain=INTERNAL_DOMAIN, dtypes=("float32",))
+def matmul_n_bits(node: Node, low: Lowering) -> None:
+    """Lower MatMulNBits whose weights are constant."""
+    a, y, bias = low.input(0), low.output(), low.optional(5)
+    if not y.size:
+        return
+    matrices = matrix_tiles(low, "float32")
+    of = matrices or direct_tiles("float32")
+    lanes = host.lanes("float32")
+    rows = math.prod(a.shape[:-1])
+    few = rows <= (_MOST_FEW_ROWS if matrices is None else _MOST_ROWS_BESIDE_MATRIX_TILES)
+    bits, block, columns, depth = (
+        int(node.attrs[name]) for name in ("bits", "block_size", "N", "K")
+    )
+    form = _Form(bits, block, depth, columns, lanes, _VECTORS if few else of.nv)
+    if few:
+        _emit_few_rows(low, form, rows, bias)
+        return
+    b = Matrix(low.input(1), (), depth, columns, columns, 1)
+    product = Product(matrix(a), b, y, NO_ACTIVATION, bias=bias, tiles=of)
+    product.panels = _emit_panels(low, form, of)
+    emit_product(low, product)
+
+
+def _weights(low: Lowering, form: _Form) -> dict[str, Any]:
+    """Return the fields of `BlockwiseArguments`."""
+    b, scales, zeros = low.input(1), low.input(2), low.optional(3)
+
+    def weight(name: str, make: Callable[[Array], Array], operand: Operand) -> Argument:
+        return low.weight(form.recipe(f"blockwise {name}"), make, operand)
+
+    return {
+        "packed": weight("words", form.words, b),
+        "scales": weight("scales", form.numbers, scales),
+        "zeros": 0 if zeros is None else weight("zeros", form.zeros, zeros),
+        "columns": form.columns,
+        "blocks": form.blocks,
+        "whole_words": form.block * form.bits // 32,
+        "last_words": form.last_words,
+    }
+
+
+def _emit_few_rows(low: Lowering, form: _Form, rows: int, bias: Operand | None) -> None:
+    """Emit the product of few rows."""
+    a, y = low.input(0), low.output()
+    added: Argument = 0
+    if bias is not None:
+        added = low.weight(form.recipe("blockwise bias"), form.bias, bias)
+    # Sums and totals of four rows, of two vectors each, fit in 32 registers.
+    mr = 4 if host.has_32_registers() else 1
+    kernel = Kernel(
+        "subgraph.ops.contrib.blockwise_kernels", "few_rows",
+        bits=form.bits, lanes=form.lanes, mr=mr, nv=form.nv,
+    )  # fmt: skip
+    arguments = BlockwiseProductArguments(
+        **_weights(low, form), a=a, y=y, bias=added, rows=rows, depth=form.depth
+    )
+    products = rows * form.depth * form.columns
+    moved = a.nbytes + y.nbytes + form.depth * form.columns * form.bits // 8
+    low.emit(
+        kernel, arguments, form.panels,
+        grain=grain(form.panels, 2 * products + moved), flops=2 * products, bytes=moved,
+    )  # fmt: skip
+
+
+def _emit_panels(low: Lowering, form: _Form, of: Tiles) -> Scratch:
+    """Emit the step that unpacks the weights to the panels of contraction tiles."""
+    panel = round_up(form.depth, of.depth_step) * of.width * of.weight_item
+    target = low.scratch(form.panels * panel)
+    kernel = Kernel(
+        "subgraph.ops.contrib.blockwise_kernels", "unpack_panels",
+        bits=form.bits, lanes=form.lanes, nv=form.nv, operands=of.operands,
+    )  # fmt: skip
+    arguments = UnpackPanelsArguments(**_weights(low, form), target=target, panel=panel)
+    size = form.panels * panel
+    low.emit(kernel, arguments, form.panels, grain=grain(form.panels, 4 * size), bytes=size)
+    return target

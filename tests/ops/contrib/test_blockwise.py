@@ -1,0 +1,126 @@
+"""Products whose weights stay packed on CPU, against NumPy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph.graph.types import Array
+from subgraph.system import host
+from tests.support.contrib import node_model
+
+from .test_weights import floats, packed_weights
+
+FEW = settings(max_examples=25, deadline=None)
+
+
+def product_model(
+    a: Array, packed: Array, scales: Array, zeros: Array | None, bias: Array | None, **form: Any
+) -> sg.Graph:
+    """Return a model of one MatMulNBits, whose rows of A have a symbolic number."""
+    inputs = [a, packed, scales, zeros, None, bias]
+    model = node_model("MatMulNBits", inputs, constants=[1, 2, 3, 5], **form)
+    return sg.load(model)
+
+
+def kernels_of(model: sg.CompiledModel, a: Array) -> tuple[Array, list[str]]:
+    request = model.create_infer_request()
+    result = next(iter(request.infer({"x0": a}).values()))
+    names = [entry.kernel.partition("(")[0].rpartition(".")[2] for entry in request.profile()]
+    return result, names
+
+
+@FEW
+@given(
+    bits=st.sampled_from([2, 4, 8]),
+    block=st.sampled_from([16, 32, 64]),
+    words=st.integers(1, 20),
+    columns=st.integers(1, 70),
+    rows=st.sampled_from([1, 2, 3, 4, 5, 7, 9, 33, 40]),
+    stacked=st.booleans(),
+    zeros=st.booleans(),
+    bias=st.booleans(),
+    precision=st.sampled_from(["float32", "float32", "bfloat16"]),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_products(
+    bits: int,
+    block: int,
+    words: int,
+    columns: int,
+    rows: int,
+    stacked: bool,
+    zeros: bool,
+    bias: bool,
+    precision: str,
+    threads: int,
+    seed: int,
+) -> None:
+    rng, depth = np.random.default_rng(seed), words * 32 // bits
+    packed, scales, points = packed_weights(columns, depth, bits, block, seed)
+    a = rng.standard_normal((2, rows, depth) if stacked else (rows, depth)).astype(np.float32)
+    added = rng.standard_normal(columns).astype(np.float32) if bias else None
+    chosen = points if zeros else None
+    form: dict[str, Any] = {"N": columns, "K": depth, "bits": bits, "block_size": block}
+    graph = product_model(a, packed, scales, chosen, added, **form)
+    config = {
+        "INFERENCE_PRECISION": precision,
+        "INFERENCE_NUM_THREADS": threads,
+        "ENABLE_PROFILING": True,
+    }
+    got, kernels = kernels_of(sg.compile_model(graph, "CPU", config), a)
+    few = 2 * rows if stacked else rows
+    narrow = precision == "bfloat16" and host.has_bfloat16_tiles()
+    assert ("few_rows" in kernels) == (few <= (8 if narrow else 32))
+    weights = floats(packed, scales, chosen, bits, depth).astype(np.float64)
+    wanted = a @ weights + (0 if added is None else added)
+    # The sum of the absolute values of what is added bounds the errors of rounding.
+    size = np.abs(a) @ np.abs(weights) + (0 if added is None else np.abs(added)) + 1e-3
+    step = (2.1 * 2.0**-8 if narrow else 0) + (depth + 4) * 2.0**-24
+    assert (np.abs(got - wanted) <= step * size).all()
+
+
+def test_sizes_and_weights_that_change() -> None:
+    """One model for few and many rows, before and after its weights were replaced."""
+    packed, scales, zeros = packed_weights(40, 64, 4, 32)
+    a = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
+    form: dict[str, Any] = {"N": 40, "K": 64, "bits": 4, "block_size": 32}
+    graph = product_model(a, packed, scales, zeros, None, symbolic=True, **form)
+    model = sg.compile_model(graph, "CPU")
+    for _ in range(2):
+        wanted = a @ floats(packed, scales, zeros, 4, 64)
+        for rows in (1, 50, 3):
+            got = next(iter(model({"x0": a[:rows]}).values()))
+            np.testing.assert_allclose(got, wanted[:rows], rtol=0, atol=1e-4)
+        packed, scales = packed[::-1].copy(), scales[::-1].copy()
+        for name, array in (("x1", packed), ("x2", scales)):
+            graph.parameters[name].assign(array)
+
+
+@pytest.mark.parametrize("missing", ["B", "scales"])
+def test_weights_that_are_computed_run_as_before(missing: str) -> None:
+    packed, scales, _ = packed_weights(24, 64, 4, 16)
+    a = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    form: dict[str, Any] = {"N": 24, "K": 64, "bits": 4, "block_size": 16}
+    constants = [2] if missing == "B" else [1]
+    model = sg.load(node_model("MatMulNBits", [a, packed, scales], constants=constants, **form))
+    fed = {"x0": a, "x1" if missing == "B" else "x2": packed if missing == "B" else scales}
+    got = next(iter(sg.compile_model(model, "CPU")(fed).values()))
+    np.testing.assert_allclose(got, a @ floats(packed, scales, None, 4, 64), rtol=0, atol=1e-4)
+
+
+def test_rows_that_do_not_fit() -> None:
+    packed, scales, _ = packed_weights(24, 64, 4, 16)
+    a = np.zeros((3, 64), np.float32)
+    form: dict[str, Any] = {"N": 24, "K": 64, "bits": 4, "block_size": 16}
+    graph = product_model(a, packed, scales, None, None, symbolic=True, **form)
+    model = sg.compile_model(graph, "CPU")
+    with pytest.raises(sg.ShapeError, match=r"64"):
+        model({"x0": np.zeros((3, 60), np.float32)})
+    assert next(iter(model({"x0": a}).values())).shape == (3, 24)
