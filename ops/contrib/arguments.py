@@ -31,10 +31,12 @@ class BlockwiseArguments(KernelArguments):
 
 
 class BlockwiseProductArguments(BlockwiseArguments):
-    """Arguments of `few_rows`; a work unit is a panel.
+    """Arguments of `few_rows` and `few_rows_of_bytes`; a work unit is a panel.
 
     Attributes:
-        a: Left side, float32 rows without gaps.
+        a: Left side, rows without gaps: float32, or bytes of `quantize_rows`.
+        factors: Two float32 for each block of a row of bytes, as in `QuantizeRowsArguments`; 0 for
+            float32.
         y: The product, float32 rows without gaps.
         bias: float32 for each column, padded to whole vectors; 0: none.
         rows: Rows of ``a`` and ``y``.
@@ -42,10 +44,31 @@ class BlockwiseProductArguments(BlockwiseArguments):
     """
 
     a: Address
+    factors: Address
     y: Address
     bias: Address
     rows: int
     depth: int
+
+
+class QuantizeRowsArguments(KernelArguments):
+    """Arguments of `quantize_rows`; a work unit is a block of a row.
+
+    Attributes:
+        x: Rows of float32 without gaps.
+        target: Rows of as many bytes.
+        factors: float32 for each block of a row: its scale, and the sum of its bytes.
+        depth: Elements of a row.
+        blocks: Blocks of a row.
+        width: Elements of a block.
+    """
+
+    x: Address
+    target: Address
+    factors: Address
+    depth: int
+    blocks: int
+    width: int
 
 
 class UnpackPanelsArguments(BlockwiseArguments):
@@ -73,6 +96,8 @@ class BlockwiseTileBlock(WordBlock):
         last_words: Words of the last block.
         a: First element of the left side.
         a_row: Bytes between its rows.
+        factors: Scale and sum of each block of the first row (`few_rows_of_bytes` only).
+        factors_row: Bytes between those of rows.
         bias: float32 for each column; 0: none.
         c: First element of the result.
         c_row: Bytes between its rows.
@@ -87,6 +112,8 @@ class BlockwiseTileBlock(WordBlock):
     last_words: int
     a: Address
     a_row: int
+    factors: Address
+    factors_row: int
     bias: Address
     c: Address
     c_row: int

@@ -32,12 +32,13 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.system import host
 from subgraph.system.large_pages import aligned_empty
 
-from .arguments import BlockwiseProductArguments, UnpackPanelsArguments
+from .arguments import BlockwiseProductArguments, QuantizeRowsArguments, UnpackPanelsArguments
 from .weights import block_numbers
 
-# Rows up to which unpacking weights in registers takes less time than unpacking them to memory
-# (measured: 4096 x 4096 weights of 4 bits).
-_MOST_FEW_ROWS, _MOST_ROWS_BESIDE_MATRIX_TILES = 32, 8
+# Rows up to which unpacking weights in registers takes less time than unpacking them to memory, and
+# the same beside matrix tiles; None: always (measured: 4096 x 4096 weights of 4 bits).
+_MOST_FEW_ROWS, _MOST_ROWS_OF_BYTES = (32, 8), (None, 64)
+_LEVEL_OF_BYTES = 4  # ``accuracy_level`` of MatMulNBits
 _VECTORS = 2  # of a panel: two sums at a time hide the latency of a multiplication
 _ZERO = 1 << 23  # `blockwise_kernels.ZERO`
 
@@ -123,13 +124,16 @@ def matmul_n_bits(node: Node, low: Lowering) -> None:
     of = matrices or direct_tiles("float32")
     lanes = host.lanes("float32")
     rows = math.prod(a.shape[:-1])
-    few = rows <= (_MOST_FEW_ROWS if matrices is None else _MOST_ROWS_BESIDE_MATRIX_TILES)
+    # At level 4 the model allows A to be rounded to int8, with a scale for each block.
+    bytes_ = int(node.attrs.get("accuracy_level", 0)) == _LEVEL_OF_BYTES
+    most = (_MOST_ROWS_OF_BYTES if bytes_ else _MOST_FEW_ROWS)[matrices is not None]
+    few = most is None or rows <= most
     bits, block, columns, depth = (
         int(node.attrs[name]) for name in ("bits", "block_size", "N", "K")
     )
     form = _Form(bits, block, depth, columns, lanes, _VECTORS if few else of.nv)
     if few:
-        _emit_few_rows(low, form, rows, bias)
+        _emit_few_rows(low, form, rows, bias, bytes_)
         return
     b = Matrix(low.input(1), (), depth, columns, columns, 1)
     product = Product(matrix(a), b, y, NO_ACTIVATION, bias=bias, tiles=of)
@@ -155,20 +159,37 @@ def _weights(low: Lowering, form: _Form) -> dict[str, Any]:
     }
 
 
-def _emit_few_rows(low: Lowering, form: _Form, rows: int, bias: Operand | None) -> None:
-    """Emit the product of few rows."""
+def _emit_few_rows(
+    low: Lowering, form: _Form, rows: int, bias: Operand | None, bytes_: bool
+) -> None:
+    """Emit the product of few rows.
+
+    Args:
+        low: Gets the steps.
+        form: The form of the weights.
+        rows: Rows of A.
+        bias: Added to all rows.
+        bytes_: Whether A is rounded to bytes.
+    """
     a, y = low.input(0), low.output()
+    left, factors = _emit_bytes(low, form, rows) if bytes_ else (a, 0)
     added: Argument = 0
     if bias is not None:
         added = low.weight(form.recipe("blockwise bias"), form.bias, bias)
     # Sums and totals of four rows, of two vectors each, fit in 32 registers.
     mr = 4 if host.has_32_registers() else 1
     kernel = Kernel(
-        "subgraph.ops.contrib.blockwise_kernels", "few_rows",
+        "subgraph.ops.contrib.blockwise_kernels", "few_rows_of_bytes" if bytes_ else "few_rows",
         bits=form.bits, lanes=form.lanes, mr=mr, nv=form.nv,
     )  # fmt: skip
     arguments = BlockwiseProductArguments(
-        **_weights(low, form), a=a, y=y, bias=added, rows=rows, depth=form.depth
+        **_weights(low, form),
+        a=left,
+        factors=factors,
+        y=y,
+        bias=added,
+        rows=rows,
+        depth=form.depth,
     )
     products = rows * form.depth * form.columns
     moved = a.nbytes + y.nbytes + form.depth * form.columns * form.bits // 8
@@ -176,6 +197,26 @@ def _emit_few_rows(low: Lowering, form: _Form, rows: int, bias: Operand | None) 
         kernel, arguments, form.panels,
         grain=grain(form.panels, 2 * products + moved), flops=2 * products, bytes=moved,
     )  # fmt: skip
+
+
+def _emit_bytes(low: Lowering, form: _Form, rows: int) -> tuple[Scratch, Scratch]:
+    """Emit the step that rounds A to bytes; return them, and the scales and sums of blocks."""
+    blocks = rows * form.blocks
+    target, factors = low.scratch(rows * form.depth), low.scratch(8 * blocks)
+    arguments = QuantizeRowsArguments(
+        x=low.input(0),
+        target=target,
+        factors=factors,
+        depth=form.depth,
+        blocks=form.blocks,
+        width=form.block,
+    )
+    kernel = Kernel(
+        "subgraph.ops.contrib.blockwise_kernels", "quantize_rows", bits=form.bits, lanes=form.lanes
+    )
+    size = 5 * rows * form.depth
+    low.emit(kernel, arguments, blocks, grain=grain(blocks, 8 * size), bytes=size)
+    return target, factors
 
 
 def _emit_panels(low: Lowering, form: _Form, of: Tiles) -> Scratch:

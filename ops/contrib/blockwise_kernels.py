@@ -7,31 +7,37 @@ with the number in the low bits of the mantissa. To subtract 2**23 plus the zero
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llvmlite import ir
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.dot import emit_dot4
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, f32_to_bf16, load_at, splat_value, store_at
 from subgraph.engine.codegen.matrix_tile import REGISTER_BYTES
-from subgraph.engine.codegen.simd import vec
-from subgraph.engine.codegen.tile import size_switch
+from subgraph.engine.codegen.simd import ld_i8, st_f32, st_i8, vec
+from subgraph.engine.codegen.tile import size_switch, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 
 from .arguments import (
     BlockwiseArguments,
     BlockwiseProductArguments,
     BlockwiseTileBlock,
+    QuantizeRowsArguments,
     UnpackPanelsArguments,
 )
 
 ZERO = float(1 << 23)  # the float32 whose mantissa counts ones
 _ZERO_BITS = 0x4B000000  # its bits
 
+_CHUNK = 16  # elements that `quantize_rows` rounds at a time: whole words of 2, 4 and 8 bits
+_ROUNDING = float(3 << 22)  # 1.5 * 2**23: an integer that is added is in the low bits of the sum
+
 _tile_block = stack_block(BlockwiseTileBlock)
+_chunk = stack_words(_CHUNK // 2)
 
 
 @register_jitable
@@ -95,22 +101,24 @@ class _Panel:
             e.step(self._zeros, I64(self.vectors * self.line))
         return [e.get(slot) for slot in slots]
 
-    def _ints(self, number: int) -> Any:
+    def ints(self, number: int) -> Any:
+        """Return an integer in all lanes."""
         return splat_value(self.e.b, I32(number), self.e.lanes)
 
     def numbers(
         self,
-        word: Callable[[list[Callable[[int], Any]]], None],
+        word: Callable[[list[Any], list[Any]], None],
         begin: Callable[[], None] = lambda: None,
-        end: Callable[[], None] = lambda: None,
+        end: Callable[[list[Any]], None] = lambda zeros: None,
     ) -> None:
         """Emit the loops over blocks and words.
 
         Args:
-            word: Emits what is done with a word of each column. It is called with a function for
-                each vector that returns the numbers of the word's row k less their zero points.
+            word: Emits what is done with a word of each column: ``word(words, zeros)`` gets a
+                vector of words, and of zero points plus 2**23, for each vector of the panel.
             begin: Emits what is done before a block.
-            end: Emits what is done after it; the scales are still those of the block.
+            end: ``end(zeros)`` emits what is done after it; the scales are still those of the
+                block.
         """
         e, b, t = self.e, self.e.b, self.t
         with e.loop(e.word(t, "blocks")) as left:
@@ -125,20 +133,20 @@ class _Panel:
                     for j in range(self.vectors)
                 ]
                 e.step(self._words, I64(self.vectors * self.line))
-                word([self._row_of(*pair) for pair in zip(loaded, zeros, strict=True)])
-            end()
+                word(loaded, zeros)
+            end(zeros)
             e.step(self._scales, I64(self.vectors * self.line))
 
-    def _row_of(self, word: Any, zero: Any) -> Callable[[int], Any]:
-        e, b = self.e, self.e.b
-        mask, base = self._ints((1 << self.bits) - 1), self._ints(_ZERO_BITS)
+    def row(self, word: Any, zero: Any, k: int) -> Any:
+        """Return the numbers of row ``k`` of a word less their zero points, as floats."""
+        b = self.e.b
+        shifted = self.shifted(word, k)
+        number = b.and_(shifted, self.ints((1 << self.bits) - 1))
+        return b.fsub(b.bitcast(b.or_(number, self.ints(_ZERO_BITS)), self.e.vector), zero)
 
-        def row(k: int) -> Any:
-            shifted = b.lshr(word, self._ints(k * self.bits)) if k else word
-            real = b.bitcast(b.or_(b.and_(shifted, mask), base), e.vector)
-            return b.fsub(real, zero)
-
-        return row
+    def shifted(self, word: Any, k: int) -> Any:
+        """Return a word shifted by ``k`` numbers to the low bits."""
+        return self.e.b.lshr(word, self.ints(k * self.bits)) if k else word
 
 
 def few_rows(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
@@ -152,8 +160,6 @@ def few_rows(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         mr: Most rows of a tile.
         nv: Vectors of a panel.
     """
-    arguments = view_of(BlockwiseProductArguments)
-    width = lanes * nv
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:
         panel, b = _Panel(e, t, vectors, bits), e.b
@@ -166,17 +172,17 @@ def few_rows(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             for place in each:
                 e.put(sums[place], e.fconst(0.0))
 
-        def word(row_of: list[Callable[[int], Any]]) -> None:
+        def word(words: list[Any], zeros: list[Any]) -> None:
             at = e.get(a)
             for k in range(panel.per_word):
-                weights = [row(k) for row in row_of]
+                weights = [panel.row(*pair, k) for pair in zip(words, zeros, strict=True)]
                 for i in range(rows):
                     left = e.broadcast(b.add(b.add(at, a_row[i]), I64(4 * k)))
                     for j in range(vectors):
                         e.put(sums[i, j], e.fma(left, weights[j], e.get(sums[i, j])))
             e.step(a, I64(4 * panel.per_word))
 
-        def end() -> None:
+        def end(_zeros: list[Any]) -> None:
             for j in range(vectors):
                 scale = panel.scale(j)
                 for i in range(rows):
@@ -184,31 +190,173 @@ def few_rows(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                     e.put(totals[i, j], total)
 
         panel.numbers(word, begin, end)
-        c, bias, c_row = e.word(t, "c"), e.word(t, "bias"), e.word(t, "c_row")
-        with e.when(b.icmp_signed("!=", bias, I64(0))):
-            for i, j in each:
-                added = e.load(b.add(bias, I64(j * panel.line)))
-                e.put(totals[i, j], b.fadd(e.get(totals[i, j]), added))
-        mask = e.tail_mask(e.word(t, "tail"))
-        for i, j in each:
-            to = b.add(b.add(c, b.mul(c_row, I64(i))), I64(j * panel.line))
-            e.store(e.get(totals[i, j]), to, mask if j == vectors - 1 else None)
+        _store(panel, rows, totals)
 
+    return _product_kernel(f"blockwise_{bits}", lanes, mr, nv, emit, 4)
+
+
+def few_rows_of_bytes(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+    """Return the kernel of `BlockwiseProductArguments` with rows of bytes; see `quantize_rows`.
+
+    Sums of products of integers are exact. With a row's x in a block = ``s * q``, and weights
+    ``w * (n - z)``: ``sum x * weight = s * w * (sum q * n - z * sum q)``.
+
+    Args:
+        bits: Bits of a number.
+        lanes: Elements of a vector.
+        mr: Most rows of a tile.
+        nv: Vectors of a panel.
+    """
+    per_byte = 8 // bits
+
+    def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:
+        panel, b = _Panel(e, t, vectors, bits), e.b
+        each = [(i, j) for i in range(rows) for j in range(vectors)]
+        totals = {place: e.variable(e.fconst(0.0)) for place in each}
+        sums = {place: e.variable(panel.whole(None)) for place in each}
+        a, a_row = e.variable(e.word(t, "a")), e.multiples(e.word(t, "a_row"), rows)
+        factors = e.variable(e.word(t, "factors"))
+        factors_row = e.multiples(e.word(t, "factors_row"), rows)
+
+        def begin() -> None:
+            for place in each:
+                e.put(sums[place], panel.whole(None))
+
+        def word(words: list[Any], _zeros: list[Any]) -> None:
+            at = e.get(a)
+            for k in range(per_byte):
+                # The number at the low bits of each byte.
+                mask = panel.ints(0x01010101 * ((1 << bits) - 1) if bits < 8 else -1)
+                numbers = [b.and_(panel.shifted(one, k), mask) for one in words]
+                for i in range(rows):
+                    four = load_at(b, b.add(b.add(at, a_row[i]), I64(4 * k)), I32, 4)
+                    left = splat_value(b, four, lanes)
+                    for j in range(vectors):
+                        e.put(sums[i, j], emit_dot4(b, e.get(sums[i, j]), numbers[j], left))
+            e.step(a, I64(4 * per_byte))
+
+        def end(zeros: list[Any]) -> None:
+            at = e.get(factors)
+            points = [b.fsub(zero, e.fconst(ZERO)) for zero in zeros]
+            for i in range(rows):
+                own = b.add(at, factors_row[i])
+                scale, less = e.broadcast(own), b.fneg(e.broadcast(b.add(own, I64(4))))
+                for j in range(vectors):
+                    real = b.sitofp(e.get(sums[i, j]), e.vector)
+                    real = e.fma(points[j], less, real)
+                    factor = b.fmul(scale, panel.scale(j))
+                    e.put(totals[i, j], e.fma(factor, real, e.get(totals[i, j])))
+            e.step(factors, I64(8))
+
+        panel.numbers(word, begin, end)
+        _store(panel, rows, totals)
+
+    return _product_kernel(f"blockwise_bytes_{bits}", lanes, mr, nv, emit, 1)
+
+
+def _store(panel: _Panel, rows: int, totals: Mapping[tuple[int, int], Any]) -> None:
+    """Emit the end of a tile: the bias is added to the totals, and they are stored."""
+    e, b, t = panel.e, panel.e.b, panel.t
+    c, bias, c_row = e.word(t, "c"), e.word(t, "bias"), e.word(t, "c_row")
+    with e.when(b.icmp_signed("!=", bias, I64(0))):
+        for (_, j), total in totals.items():
+            added = e.load(b.add(bias, I64(j * panel.line)))
+            e.put(total, b.fadd(e.get(total), added))
+    mask, last = e.tail_mask(e.word(t, "tail")), panel.vectors - 1
+    for i in range(rows):
+        row = b.add(c, b.mul(c_row, I64(i)))
+        for j in range(panel.vectors):
+            to = b.add(row, I64(j * panel.line))
+            e.store(e.get(totals[i, j]), to, mask if j == last else None)
+
+
+def _product_kernel(
+    name: str,
+    lanes: int,
+    mr: int,
+    nv: int,
+    emit: Callable[[Emit, Any, int, int, Any], None],
+    item: int,
+) -> Callable[..., None]:
+    """Return the kernel of `BlockwiseProductArguments` over tiles.
+
+    Args:
+        name: Stem of the tiles' names.
+        lanes: Elements of a vector.
+        mr: Most rows of a tile.
+        nv: Vectors of a panel.
+        emit: Emits a tile; see `size_switch`.
+        item: Bytes of an element of the left side.
+    """
+    arguments = view_of(BlockwiseProductArguments)
+    width = lanes * nv
     sizes = [(rows, v) for v in range(1, nv + 1) for rows in range(1, mr + 1)]
-    tiles = size_switch(f"blockwise_{bits}", "float32", lanes, sizes, emit)
+    tiles = size_switch(name, "float32", lanes, sizes, emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t = _tile_block()
-        t.a_row = 4 * a.depth
+        t.a_row = item * a.depth
+        t.factors_row = 8 * a.blocks
         t.c_row = 4 * a.columns
         for unit in range(begin, end):
             first, vectors = unit * width, _set_panel(a, t, unit, width, lanes)
             t.bias = a.bias + 4 * first if a.bias != 0 else 0
             for row in range(0, a.rows, mr):
-                t.a = a.a + row * 4 * a.depth
+                t.a = a.a + row * t.a_row
+                t.factors = a.factors + row * t.factors_row
                 t.c = a.y + 4 * (row * a.columns + first)
                 tiles(t, min(mr, a.rows - row), vectors, 0)
+
+    return kernel
+
+
+def quantize_rows(*, bits: int, lanes: int) -> Callable[..., None]:
+    """Return the kernel of `QuantizeRowsArguments`: blocks of rows become int8, and a scale.
+
+    The scale is the largest absolute value divided by 127. The bytes of a block are in the order of
+    the numbers at the low bits of the bytes of a word, then of those above them.
+
+    Args:
+        bits: Bits of a number of the weights.
+        lanes: Elements of a vector.
+    """
+    arguments = view_of(QuantizeRowsArguments)
+    v = vec("float32", lanes)
+    load, store, splat, larger, absolute = v.load_n, v.store, v.splat, v.max, v.abs
+    largest, total = v.hmax, v.sum
+    per_word, per_byte = 32 // bits, 8 // bits
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        rounded = _chunk()
+        for unit in range(begin, end):
+            first = unit % a.blocks * a.width
+            count = min(a.width, a.depth - first)
+            at = unit // a.blocks * a.depth + first
+            x = a.x + 4 * at
+            most, strange = splat(0.0), splat(0.0)
+            for k in range(0, count, lanes):
+                part = load(x + 4 * k, min(lanes, count - k))
+                most = larger(most, absolute(part))
+                strange = strange + part * splat(0.0)
+            top = largest(most)
+            inverse = splat(127.0 / top if top > 0.0 else 0.0)
+            sum_ = 0
+            for chunk in range(0, count, _CHUNK):
+                left = min(_CHUNK, count - chunk)
+                for k in range(0, left, lanes):
+                    part = load(x + 4 * (chunk + k), min(lanes, left - k))
+                    store(rounded + 4 * k, part * inverse + splat(_ROUNDING))
+                for k in range(left):
+                    word, within = k // per_word, k % per_word
+                    place = word * per_word + within % per_byte * 4 + within // per_byte
+                    byte = ld_i8(rounded + 4 * k)
+                    st_i8(a.target + at + chunk + place, byte)
+                    sum_ += byte
+            # A row with infinities or NaN gives NaN.
+            st_f32(a.factors + 8 * unit, top / 127.0 + total(strange))
+            st_f32(a.factors + 8 * unit + 4, sum_)
 
     return kernel
 
@@ -236,29 +384,29 @@ def unpack_panels(*, bits: int, lanes: int, nv: int, operands: str = "") -> Call
             for j, slot in enumerate(scales):
                 e.put(slot, panel.scale(j))
 
-        def as_rows(row_of: list[Callable[[int], Any]]) -> None:
+        def as_rows(words: list[Any], zeros: list[Any]) -> None:
             to = b.add(c, b.mul(e.get(depth), I64(vectors * panel.line)))
             for k in range(panel.per_word):
-                for j, row in enumerate(row_of):
+                for j in range(vectors):
                     at = b.add(to, I64((k * vectors + j) * panel.line))
-                    e.store(b.fmul(row(k), e.get(scales[j])), at)
+                    real = panel.row(words[j], zeros[j], k)
+                    e.store(b.fmul(real, e.get(scales[j])), at)
             e.step(depth, I64(panel.per_word))
 
-        def as_pairs(row_of: list[Callable[[int], Any]]) -> None:
+        def as_pairs(words: list[Any], zeros: list[Any]) -> None:
             # Rows are a multiple of two, and a word's lie in one step of 32.
             steps = b.ashr(e.get(depth), I64(5))
             pair = b.ashr(b.and_(e.get(depth), I64(MATRIX_DEPTH - 1)), I64(1))
             to = b.add(c, b.mul(steps, I64(vectors * REGISTER_BYTES)))
             to = b.add(to, b.mul(pair, I64(panel.line)))
-            for j, row in enumerate(row_of):
+            for j in range(vectors):
+                rows = [panel.row(words[j], zeros[j], k) for k in range(panel.per_word)]
+                scaled = [b.fmul(row, e.get(scales[j])) for row in rows]
+                halves = [b.zext(f32_to_bf16(b, row), panel.whole) for row in scaled]
                 for k in range(0, panel.per_word, 2):
-                    low, high = (
-                        b.zext(f32_to_bf16(b, b.fmul(row(k + i), e.get(scales[j]))), panel.whole)
-                        for i in range(2)
-                    )
-                    sixteen = ir.Constant(panel.whole, [I32(16)] * e.lanes)
+                    both = b.or_(halves[k], b.shl(halves[k + 1], panel.ints(16)))
                     at = b.add(to, I64(j * REGISTER_BYTES + k // 2 * panel.line))
-                    store_at(b, at, b.or_(low, b.shl(high, sixteen)), 4)
+                    store_at(b, at, both, 4)
             e.step(depth, I64(panel.per_word))
 
         panel.numbers(as_pairs if operands else as_rows, begin)

@@ -35,6 +35,13 @@ def kernels_of(model: sg.CompiledModel, a: Array) -> tuple[Array, list[str]]:
     return result, names
 
 
+def steps_of_bytes(a: Array, block: int) -> Array:
+    """Return for each element the scale of its block: the largest absolute value by 127."""
+    firsts = np.arange(0, a.shape[-1], block)
+    largest = np.maximum.reduceat(np.abs(a), firsts, axis=-1)
+    return np.asarray(np.repeat(largest, block, -1)[..., : a.shape[-1]] / 127)
+
+
 @FEW
 @given(
     bits=st.sampled_from([2, 4, 8]),
@@ -46,6 +53,7 @@ def kernels_of(model: sg.CompiledModel, a: Array) -> tuple[Array, list[str]]:
     zeros=st.booleans(),
     bias=st.booleans(),
     precision=st.sampled_from(["float32", "float32", "bfloat16"]),
+    level=st.sampled_from([0, 4]),
     threads=st.integers(1, 2),
     seed=st.integers(0, 1 << 30),
 )
@@ -59,6 +67,7 @@ def test_products(
     zeros: bool,
     bias: bool,
     precision: str,
+    level: int,
     threads: int,
     seed: int,
 ) -> None:
@@ -68,7 +77,7 @@ def test_products(
     added = rng.standard_normal(columns).astype(np.float32) if bias else None
     chosen = points if zeros else None
     form: dict[str, Any] = {"N": columns, "K": depth, "bits": bits, "block_size": block}
-    graph = product_model(a, packed, scales, chosen, added, **form)
+    graph = product_model(a, packed, scales, chosen, added, accuracy_level=level, **form)
     config = {
         "INFERENCE_PRECISION": precision,
         "INFERENCE_NUM_THREADS": threads,
@@ -77,13 +86,21 @@ def test_products(
     got, kernels = kernels_of(sg.compile_model(graph, "CPU", config), a)
     few = 2 * rows if stacked else rows
     narrow = precision == "bfloat16" and host.has_bfloat16_tiles()
-    assert ("few_rows" in kernels) == (few <= (8 if narrow else 32))
+    if level == 4:
+        in_bytes = not narrow or few <= 64
+        assert ("few_rows_of_bytes" in kernels) == in_bytes
+        narrow = narrow and not in_bytes
+    else:
+        in_bytes = False
+        assert ("few_rows" in kernels) == (few <= (8 if narrow else 32))
     weights = floats(packed, scales, chosen, bits, depth).astype(np.float64)
     wanted = a @ weights + (0 if added is None else added)
     # The sum of the absolute values of what is added bounds the errors of rounding.
     size = np.abs(a) @ np.abs(weights) + (0 if added is None else np.abs(added)) + 1e-3
     step = (2.1 * 2.0**-8 if narrow else 0) + (depth + 4) * 2.0**-24
-    assert (np.abs(got - wanted) <= step * size).all()
+    # Half of a step of each element that is rounded to bytes, times its weight.
+    halves = steps_of_bytes(a, block) / 2 @ np.abs(weights) if in_bytes else 0
+    assert (np.abs(got - wanted) <= step * size + halves).all()
 
 
 def test_sizes_and_weights_that_change() -> None:
@@ -101,6 +118,19 @@ def test_sizes_and_weights_that_change() -> None:
         packed, scales = packed[::-1].copy(), scales[::-1].copy()
         for name, array in (("x1", packed), ("x2", scales)):
             graph.parameters[name].assign(array)
+
+
+def test_strange_numbers_are_not_lost_in_bytes() -> None:
+    packed, scales, _ = packed_weights(24, 64, 4, 16)
+    a = np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32)
+    a[1, 3], a[2, 60], a[3], a[4] = np.nan, np.inf, 0, 1e-44
+    form: dict[str, Any] = {"N": 24, "K": 64, "bits": 4, "block_size": 16, "accuracy_level": 4}
+    graph = product_model(a, packed, scales, None, None, **form)
+    got = next(iter(sg.compile_model(graph, "CPU")({"x0": a}).values()))
+    assert np.isfinite(got[[0, 3, 4]]).all()
+    assert np.isnan(got[[1, 2]]).all()
+    assert not got[3].any()
+    assert np.abs(got[4]).max() < 1e-40
 
 
 @pytest.mark.parametrize("missing", ["B", "scales"])
