@@ -6,20 +6,27 @@ writes ``NAME_qdq.onnx`` (unsigned activations, signed weights, per channel), ``
 (signed, per tensor) and ``NAME_qdq_u8.onnx`` (unsigned weights, per tensor, for which ONNX
 Runtime's kernels are exact on machines without a dot product of bytes). Compare with
 ``subgraph bench FILE --vs onnxruntime`` and ``subgraph accuracy MODEL --quantized FILE``.
+
+``--weights`` writes ``NAME_w4_f32.onnx`` and ``NAME_w4_s8.onnx`` instead: products of language
+models with weights of 4 bits in blocks of 32 (MatMulNBits), whose inputs are float32
+(``accuracy_level=1``), or may be rounded to int8 (``accuracy_level=4``).
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
     QuantType,
     quantize_static,
 )
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import subgraph as sg
@@ -30,6 +37,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "qdq_s8": {"activation_type": QuantType.QInt8},
     "qdq_u8": {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QUInt8},
 }
+
+LEVELS = {"w4_f32": 1, "w4_s8": 4}  # accuracy_level of MatMulNBits
 
 
 class RandomData(CalibrationDataReader):
@@ -45,15 +54,35 @@ class RandomData(CalibrationDataReader):
         return next(self._sets, None)
 
 
+def quantize_weights(model: Path, output: Path) -> None:
+    """Write the forms of ``model`` with weights of 4 bits, and its inputs beside them."""
+    for name, level in LEVELS.items():
+        target = output / f"{model.stem}_{name}.onnx"
+        quantizer = MatMulNBitsQuantizer(
+            onnx.load(model), block_size=32, is_symmetric=True, accuracy_level=level
+        )
+        quantizer.process()
+        made: Any = quantizer.model  # a wrapper by now
+        onnx.save(made.model, target)
+        inputs = model.with_suffix(".npz")
+        if inputs.exists():
+            shutil.copy(inputs, target.with_suffix(".npz"))
+        print(target)
+
+
 def main() -> None:
     """Quantise the models named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("quantised"))
     parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--weights", action="store_true", help="weights of 4 bits")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     for model in args.models:
+        if args.weights:
+            quantize_weights(model, args.output)
+            continue
         prepared = args.output / f"{model.stem}.onnx"
         quant_pre_process(model, prepared, skip_symbolic_shape=True)
         for name, form in FORMS.items():
