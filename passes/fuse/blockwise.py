@@ -1,43 +1,73 @@
-"""The pass "BlockwiseProducts": MatMulNBits for which the CPU device has kernels.
+"""The pass "BlockwiseProducts": products with weights of few bits for which the CPU has kernels.
 
-Others are expanded by "ExpandFunctions", whose weights become floats once.
+These are MatMulNBits, and MatMul of a DequantizeLinear of 4 bits in blocks, the form of the
+standard. Others become products with float weights, which are computed once.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import ONNX_DTYPE
 from subgraph.operators.inference import part_metadata
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.passes.patterns import Context, dtype_of, shape_of
+from subgraph.passes.patterns import Context, dtype_of, is_op, part_of, produced_by, shape_of
 from subgraph.transform.pass_manager import register_pass
 
 _OPERANDS = 6  # A, B, scales, zero points, groups, bias
 _BITS = (2, 4, 8)
+_FOUR_BITS = ("int4", "uint4")
+_LEAST_BLOCK = 16  # of MatMulNBits; larger ones are powers of two
 
 
-@register_pass("BlockwiseProducts", operators=("MatMulNBits",))
+def is_blockwise(node: Node) -> bool:
+    """Return whether the pass may replace a node, or the reader of its result."""
+    if _is_n_bits(node):
+        return True
+    in_blocks = is_op(node, "DequantizeLinear") and node.attrs.get("block_size", 0)
+    return bool(in_blocks) and dtype_of(node.inputs[0]) in _FOUR_BITS
+
+
+def _is_n_bits(node: Node) -> bool:
+    return (node.op_type, node.domain) == ("MatMulNBits", "com.microsoft")
+
+
+@register_pass("BlockwiseProducts", operators=("MatMulNBits", "DequantizeLinear"))
 def blockwise_products(graph: Graph) -> Graph:
     """Return a copy in which products with constant weights of few bits keep them packed."""
     graph = graph.clone()
     context = Context(graph)
     replaced: dict[Value, Value] = {}
     for node in graph.nodes:
-        if (node.op_type, node.domain) == ("MatMulNBits", "com.microsoft") and _fits(context, node):
-            made = Node(
-                "FusedMatMulNBits",
-                [value if value is None else replaced.get(value, value) for value in node.inputs],
-                name=node.name,
-                domain=INTERNAL_DOMAIN,
-                attrs={"bits": 4, **node.attrs},
-                metadata=part_metadata(node),
-            )
-            made.outputs[0].type = node.outputs[0].type
+        made = None
+        if _is_n_bits(node) and _fits(context, node):
+            made = _fused(node, node.inputs, {"bits": 4, **node.attrs})
+        elif is_op(node, "MatMul"):
+            made = _of_dequantized(context, node)
+        if made is not None:
+            made.inputs = tuple(v if v is None else replaced.get(v, v) for v in made.inputs)
             replaced[node.outputs[0]] = made.outputs[0]
     graph.rewire(replaced)
     return graph
 
 
+def _fused(node: Node, inputs: tuple[Value | None, ...], attributes: dict[str, object]) -> Node:
+    """Return the node that computes the result of ``node`` from packed weights."""
+    made = Node(
+        "FusedMatMulNBits",
+        inputs,
+        name=node.name,
+        domain=INTERNAL_DOMAIN,
+        attrs=attributes,
+        metadata=part_metadata(node),
+    )
+    made.outputs[0].type = node.outputs[0].type
+    return made
+
+
 def _fits(context: Context, node: Node) -> bool:
+    """Return whether there are kernels for a MatMulNBits."""
     operands: list[Value | None] = [*node.inputs, *[None] * _OPERANDS]
     a, packed, scales, zeros, groups, bias = operands[:_OPERANDS]
     bits, depth = int(node.attrs.get("bits", 4)), int(node.attrs["K"])
@@ -56,3 +86,66 @@ def _fits(context: Context, node: Node) -> bool:
         and packed is not None
         and columns in (None, depth)
     )
+
+
+def _of_dequantized(context: Context, node: Node) -> Node | None:
+    """Return the fused node of a product with dequantized weights of 4 bits; None if it has none.
+
+    Blocks are along K. The weights are brought into the form of MatMulNBits by operators of the
+    standard, which the plan computes once.
+    """
+    conversion = produced_by(node.inputs[1], "DequantizeLinear")
+    if conversion is None or not is_blockwise(conversion):
+        return None
+    weights, scales, zeros = [*conversion.inputs, None][:3]
+    sizes, block = shape_of(weights) or (), int(conversion.attrs["block_size"])
+    if len(sizes) != 2 or int(conversion.attrs.get("axis", 1)) % 2:
+        return None
+    depth, columns = sizes
+    if not isinstance(depth, int) or not isinstance(columns, int) or not depth * columns:
+        return None
+    if block < _LEAST_BLOCK or block & (block - 1) or depth % block:
+        return None
+    if {dtype_of(node.inputs[0]), dtype_of(scales), dtype_of(conversion.outputs[0])} != {"float32"}:
+        return None
+    if not all(context.is_weight(v) for v in conversion.inputs if v is not None):
+        return None
+    if (shape_of(node.inputs[0]) or (depth,))[-1] not in (None, depth):
+        return None
+    blocks = depth // block
+    if zeros is None and dtype_of(weights) == "uint4":  # MatMulNBits has a default of 8
+        none = np.zeros((columns, -(-blocks // 2)), np.uint8)
+        points: Value | None = part_of(node, "Constant", value=none)
+    else:
+        points = zeros and _packed(node, zeros, blocks, columns)
+    operands = (
+        node.inputs[0],
+        _packed(node, weights, depth, columns),
+        part_of(node, "Transpose", scales, perm=[1, 0]),
+        points,
+    )
+    return _fused(node, operands, {"bits": 4, "block_size": block, "K": depth, "N": columns})
+
+
+def _packed(node: Node, numbers: Value | None, rows: int, columns: int) -> Value:
+    """Return numbers of 4 bits ``[rows, columns]`` as bytes ``[columns, rows / 2]``.
+
+    The even rows are the low bits. Signed numbers are increased by 8, as zero points are then.
+
+    Args:
+        node: The node that the new nodes are a part of.
+        numbers: The numbers.
+        rows: Their rows.
+        columns: Their columns.
+    """
+    wide = part_of(node, "Cast", numbers, to=ONNX_DTYPE["int32"])
+    if dtype_of(numbers) == "int4":
+        wide = part_of(node, "Add", wide, part_of(node, "Constant", value=np.full(1, 8, np.int32)))
+    turned = part_of(node, "Transpose", wide, perm=[1, 0])
+    if rows % 2:
+        more = part_of(node, "Constant", value=np.zeros((columns, 1), np.int32))
+        turned = part_of(node, "Concat", turned, more, axis=1)
+    pairs = part_of(node, "Constant", value=np.array([columns, -(-rows // 2), 2], np.int64))
+    places = part_of(node, "Constant", value=np.array([1, 16], np.int32))
+    both = part_of(node, "MatMul", part_of(node, "Reshape", turned, pairs), places)
+    return part_of(node, "Cast", both, to=ONNX_DTYPE["uint8"])

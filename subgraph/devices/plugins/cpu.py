@@ -29,6 +29,7 @@ from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
 from subgraph.operators.subgraph_op import SubgraphOp
+from subgraph.passes.fuse.blockwise import is_blockwise
 from subgraph.passes.shapes.independent_rows import independent_form
 from subgraph.runtime.control_flow import is_branching
 from subgraph.runtime.settings import DeviceOptions, option
@@ -168,7 +169,7 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     """
     guards: dict[Parameter, int] = {}
     # Before the functions of ONNX Runtime's operators are expanded.
-    if any(node.op_type == "MatMulNBits" for node in graph.nodes):
+    if any(map(is_blockwise, graph.nodes)):
         graph = apply_pass(graph, "BlockwiseProducts")
     graph = region_form(graph, guards)
     _fuse_branches(graph, options, guards)

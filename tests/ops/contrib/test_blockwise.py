@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,3 +155,71 @@ def test_rows_that_do_not_fit() -> None:
     with pytest.raises(sg.ShapeError, match=r"64"):
         model({"x0": np.zeros((3, 60), np.float32)})
     assert next(iter(model({"x0": a}).values())).shape == (3, 24)
+
+
+@FEW
+@given(
+    dtype=st.sampled_from(["int4", "uint4"]),
+    block=st.sampled_from([8, 16, 32]),
+    blocks=st.integers(1, 5),
+    columns=st.integers(1, 40),
+    rows=st.sampled_from([1, 3, 40]),
+    zeros=st.booleans(),
+    axis=st.sampled_from([0, 0, -2, 1]),
+    shown=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+)
+def test_products_with_dequantized_blocks(
+    dtype: str,
+    block: int,
+    blocks: int,
+    columns: int,
+    rows: int,
+    zeros: bool,
+    axis: int,
+    shown: bool,
+    seed: int,
+) -> None:
+    """The standard's form; other users of the dequantized weights get them as floats."""
+    rng, along = np.random.default_rng(seed), axis % 2
+    least = -8 if dtype == "int4" else 0
+    shape = (block * blocks, columns) if along == 0 else (columns, block * blocks)
+    few = (blocks, columns) if along == 0 else (columns, blocks)
+    numbers, points = (rng.integers(least, least + 16, size) for size in (shape, few))
+    scales = rng.uniform(0.01, 0.03, few).astype(np.float32)
+    if not zeros:
+        points[:] = 0
+    kind = getattr(onnx.TensorProto, dtype.upper())
+    held = [
+        onnx.helper.make_tensor("w", kind, shape, numbers.reshape(-1)),
+        onnx.numpy_helper.from_array(scales, "s"),
+        *([onnx.helper.make_tensor("z", kind, few, points.reshape(-1))] if zeros else []),
+    ]
+    nodes = [
+        onnx.helper.make_node(
+            "DequantizeLinear", [t.name for t in held], ["real"], axis=axis, block_size=block
+        ),
+        onnx.helper.make_node("MatMul", ["x", "real"], ["y"]),
+    ]
+    x = rng.standard_normal((rows, shape[0])).astype(np.float32)
+    ends = [
+        onnx.helper.make_tensor_value_info(name, 1, None) for name in ("y", "real")[: 1 + shown]
+    ]
+    begin = onnx.helper.make_tensor_value_info("x", 1, x.shape)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", [begin], ends, held),
+        opset_imports=[onnx.helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    spread = (np.repeat(of, block, along) for of in (points, scales))
+    real = (numbers - next(spread)) * next(spread).astype(np.float64)
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    request = compiled.create_infer_request()
+    got = request.infer({"x": x})
+    step = 2.0**-24 * (len(real) + 4)
+    assert (np.abs(got["y"] - x @ real) <= step * (np.abs(x) @ np.abs(real)) + 1e-9).all()
+    if shown:
+        np.testing.assert_allclose(got["real"], real, rtol=1e-6)
+    kernels = "".join(entry.kernel for entry in request.profile())
+    assert ("blockwise" in kernels) == (along == 0 and block >= 16)
+    assert "reference" not in kernels
