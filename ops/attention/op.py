@@ -29,6 +29,7 @@ from subgraph.operators.requirements import (
     require_within,
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.elementwise.op import first_type
 from subgraph.ops.shared.strides import product
 
 from . import decoding
@@ -268,6 +269,6 @@ declare(
     batch=along(0),
 )
 declare("LinearAttention", requires=decoding.linear_attention_operands, batch=along(0))
-declare("RotaryEmbedding", requires=decoding.rotary_operands, batch=along(0))
+declare("RotaryEmbedding", requires=decoding.rotary_operands, infer=first_type, batch=along(0))
 declare("FlexAttention", domain="ai.onnx.preview", requires=decoding.flex_attention_operands)
 declare("FusedAttention", domain=INTERNAL_DOMAIN, requires=fused_attention_operands)

@@ -476,4 +476,4 @@ declare(
     compute=scattered_nd,
     batch=scatter_nd_batch,
 )
-declare("TensorScatter", requires=tensor_scatter_operands, batch=along(0))
+declare("TensorScatter", requires=tensor_scatter_operands, infer=first_type, batch=along(0))

@@ -8,7 +8,7 @@ Output types are those of the operator's ``infer`` or, without one, the onnx pac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from subgraph.errors import ModelError, ShapeError, SubgraphError, described, message_of
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.result_arrays import is_list
+from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.op_checks import output_types, region_types
 from subgraph.operators.operator import find_operator, operator_key, operator_of
@@ -323,18 +324,58 @@ def infer_by_onnx(
         # Larger arrays are weights, on which no shape depends.
         if isinstance(type_ := types.get(name), TensorType) and array.size <= 4096
     }
-    try:
-        found = onnx.shape_inference.infer_node_outputs(
-            schema,
-            proto,
-            {name: type_to_proto(type_) for name, type_ in types.items()},
-            data,
-            None,
-            [onnx.helper.make_opsetid(node.domain, version)],
-        )
-    except onnx.shape_inference.InferenceError as error:
-        raise ShapeError(str(error).strip().splitlines()[-1]) from error
-    return [type_from_proto(found[name]) if name in found else None for name in proto.output]
+
+    def found(types: Mapping[str, ValueType]) -> list[ValueType | None]:
+        try:
+            made = onnx.shape_inference.infer_node_outputs(
+                schema,
+                proto,
+                {name: type_to_proto(type_) for name, type_ in types.items()},
+                data,
+                None,
+                [onnx.helper.make_opsetid(node.domain, version)],
+            )
+        except onnx.shape_inference.InferenceError as error:
+            raise ShapeError(str(error).strip().splitlines()[-1]) from error
+        return [type_from_proto(made[name]) if name in made else None for name in proto.output]
+
+    # A symbolic size that the package passes on by a name stays symbolic. From sizes that it
+    # computes with it needs numbers, to which the plan is then bound.
+    named, sizes = _named_sizes(types)
+    if sizes:
+        results = [_with_sizes(type_, sizes) for type_ in found(named)]
+        if all(isinstance(type_, TensorType) and type_.is_static for type_ in results):
+            return results
+    return found(types)
+
+
+def _named_sizes(types: Mapping[str, ValueType]) -> tuple[dict[str, ValueType], dict[str, Any]]:
+    """Return types with a name for each symbolic size, and the sizes by their names."""
+    names: dict[Any, str] = {}
+    sizes: dict[str, Any] = {}
+
+    def name(dim: Any) -> Any:
+        if not is_symbolic(dim):
+            return dim
+        found = names.setdefault(dim.expression, f"symbolic size {len(names)}")
+        sizes[found] = dim
+        return found
+
+    changed = {
+        key: TensorType(type_.dtype, tuple(map(name, type_.shape)))
+        if isinstance(type_, TensorType) and type_.shape is not None
+        else type_
+        for key, type_ in types.items()
+    }
+    return changed, sizes
+
+
+def _with_sizes(type_: ValueType | None, sizes: Mapping[str, Any]) -> ValueType | None:
+    """Return a type with the sizes that its dimensions are names of."""
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return type_
+    dims = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in type_.shape)
+    return TensorType(type_.dtype, tuple(dims))
 
 
 def _types_of_bodies(node: Node, unknown: list[ValueType | None]) -> list[ValueType | None]:

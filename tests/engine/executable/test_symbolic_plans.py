@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 import subgraph as sg
 from subgraph import ops
@@ -490,3 +491,66 @@ def test_floats_that_follow_from_sizes_make_no_symbolic_plan() -> None:
     items = np.array([1, half * 0.5], object)
     with pytest.raises(sg.UnsupportedOpError, match="floats"):
         symbolic_plan._SymbolicNumbers().array(items)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_steps_of_a_decoder_with_a_cache_need_one_plan() -> None:
+    """Exporters of language models write the length of a cache as that of a mask."""
+    heads, keys, size = 4, 2, 16
+    nodes = [
+        helper.make_node("Shape", ["mask"], ["length"], start=1, end=2),
+        helper.make_node("Squeeze", ["length"], ["size"]),
+        helper.make_node("Cast", ["size"], ["total"], to=TensorProto.INT32),
+        helper.make_node(
+            "GroupQueryAttention",
+            ["x", "", "", "k", "v", "ends", "total", "cos", "sin"],
+            ["y", "keys", "values"],
+            domain="com.microsoft",
+            num_heads=heads,
+            kv_num_heads=keys,
+            do_rotary=1,
+        ),
+    ]
+    rng = np.random.default_rng(0)
+    width, cache = (heads + 2 * keys) * size, ["B", keys, "P", size]
+    ports = [("x", 1, ["B", "S", width]), ("k", 1, cache), ("v", 1, cache)]
+    ports += [("mask", TensorProto.INT64, ["B", "T"]), ("ends", TensorProto.INT32, ["B"])]
+    ends = [helper.make_tensor_value_info(name, 1, None) for name in ("y", "keys", "values")]
+    tables = [
+        numpy_helper.from_array(rng.standard_normal((64, size // 2)).astype(np.float32), name)
+        for name in ("cos", "sin")
+    ]
+    inputs = [helper.make_tensor_value_info(*port) for port in ports]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, ends, tables),
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=9,
+    )
+    compiled = sg.compile_model(sg.load(model), "CPU")
+    reference = sg.compile_model(sg.load(model), "REFERENCE")
+    for past in range(20, 40):
+        fed = {
+            "x": rng.standard_normal((1, 1, width)).astype(np.float32),
+            **{n: rng.standard_normal((1, keys, past, size)).astype(np.float32) for n in "kv"},
+            "mask": np.ones((1, past + 1), np.int64),
+            "ends": np.array([past], np.int32),
+        }
+        wanted = reference(fed)
+        for name, got in compiled(fed).items():
+            np.testing.assert_allclose(got, wanted[name], rtol=1e-4, atol=1e-5)
+    plans = _symbolic_plans(compiled)
+    assert plans.made == 1
+    assert plans.used == 18
+
+
+def test_sizes_that_the_onnx_package_passes_on_stay_symbolic() -> None:
+    """GridSample has no type inference of its own."""
+    x, grid = sg.input("x", ("n", 3, 8, 8), "float32"), sg.input("g", ("n", "h", 5, 2), "float32")
+    model = sg.compile_model(sg.Graph([x, grid], [ops.GridSample(x, grid)]), "CPU", ONE_THREAD)
+    rng = np.random.default_rng(0)
+    for count, rows in ((1, 4), (2, 4), (3, 4), (3, 6), (4, 5), (6, 9)):
+        a = rng.standard_normal((count, 3, 8, 8)).astype(np.float32)
+        b = rng.uniform(-1, 1, (count, rows, 5, 2)).astype(np.float32)
+        assert model([a, b])[0].shape == (count, 3, rows, 5)
+    plans = _symbolic_plans(model)
+    assert plans.made == 2  # for images, then also for rows
+    assert plans.used == 3
