@@ -26,6 +26,11 @@ from subgraph.weights.cache import WeightCache
 from subgraph.weights.mapped_files import release
 
 
+# Executable plans of a symbolic plan in a session; more shapes change one of them, which takes less
+# time than a new one (estimate: so many shapes may alternate).
+_MOST_INSTANCES = 6
+
+
 class ArgumentLayouts:
     """Argument layouts by plan, cached as long as the plan is referenced."""
 
@@ -142,13 +147,15 @@ class CpuSession(RegionSession):
 
         It is the least recently used one of the symbolic plan; None while there is room for more.
         """
-        if len(self._bound) < self.region.options.plans:
+        same = [
+            key
+            for key, bound in self._bound.items()
+            if isinstance(bound.plan, PlanInstance) and bound.plan.symbolic_plan is symbolic_plan
+        ]
+        has_room = len(self._bound) < self.region.options.plans and len(same) < _MOST_INSTANCES
+        if not same or has_room:
             return None
-        for key, bound in self._bound.items():
-            plan = bound.plan
-            if isinstance(plan, PlanInstance) and plan.symbolic_plan is symbolic_plan:
-                assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
-                del self._bound[key]
-                self._last = None  # it may be this one, which no longer fits its shapes
-                return bound
-        return None
+        bound = self._bound.pop(same[0])
+        assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
+        self._last = None  # it may be this one, which no longer fits its shapes
+        return bound
