@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.graph.graph import Graph, Value
+from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
 
 Activation = Callable[[Any], Any]
@@ -370,6 +371,19 @@ def _quantized(dtype: str) -> Graph:
     return Graph([x], [steps(ops.Gemm(h, weight(10, 16), transB=1))])
 
 
+def _few_bits() -> Graph:
+    """Return products with weights of 4 bits, of a token and of a prompt."""
+    w = _Weights()
+    results: list[Value] = []
+    inputs = [sg.input("token", (1, 64)), sg.input("prompt", (40, 64))]
+    for x, level in product(inputs, (1, 4)):
+        operands = [x, w(48, 2, 16, value=17, dtype="uint8"), w(48, 2)]
+        form = {"K": 64, "N": 48, "bits": 4, "block_size": 32, "accuracy_level": level}
+        node = Node("MatMulNBits", operands, domain="com.microsoft", version=1, attrs=form)
+        results += node.outputs
+    return Graph(inputs, results)
+
+
 FAMILIES: dict[str, Callable[[], Graph]] = {
     "dense convolutions": _dense,
     "strided and dilated convolutions": _strided,
@@ -387,5 +401,6 @@ FAMILIES: dict[str, Callable[[], Graph]] = {
     "small networks": _perceptron,
     "elementwise operators": _elementwise,
     "reductions": _reductions,
+    "weights of 4 bits": _few_bits,
     **{f"networks in {dtype}": partial(_quantized, dtype) for dtype in ("uint8", "int8")},
 }
