@@ -113,6 +113,9 @@ def _of_dequantized(context: Context, node: Node) -> Node | None:
     if (shape_of(node.inputs[0]) or (depth,))[-1] not in (None, depth):
         return None
     blocks = depth // block
+    # Other sizes are an error of the conversion, which reports it.
+    if any(shape_of(each) != (blocks, columns) for each in (scales, zeros) if each is not None):
+        return None
     if zeros is None and dtype_of(weights) == "uint4":  # MatMulNBits has a default of 8
         none = np.zeros((columns, -(-blocks // 2)), np.uint8)
         points: Value | None = part_of(node, "Constant", value=none)
