@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph import ops
-from subgraph.graph.types import Array, numpy_dtype
+from subgraph.graph.types import Array
 from subgraph.system import host
 from tests.support.contrib import node_model
 
@@ -156,21 +155,6 @@ def test_rows_that_do_not_fit() -> None:
     with pytest.raises(sg.ShapeError, match=r"64"):
         model({"x0": np.zeros((3, 60), np.float32)})
     assert next(iter(model({"x0": a}).values())).shape == (3, 24)
-
-
-@pytest.mark.parametrize("of", ["scales", "zero points"])
-def test_blocks_whose_parameters_do_not_fit(of: str) -> None:
-    """As many numbers, but another shape: an error, as without the kernel."""
-    four = numpy_dtype("int4")
-    shapes = [(2, 2), (2, 2)]
-    shapes[of == "zero points"] = (4, 1)
-    x = sg.input("x", (3, 64), "float32")
-    w = sg.parameter("w", np.zeros((64, 2), four))
-    scales = sg.parameter("s", np.ones(shapes[0], np.float32))
-    zeros = sg.parameter("z", np.zeros(shapes[1], four))
-    with pytest.raises(sg.SubgraphError, match=r"4, 1|4x1"):
-        real = ops.DequantizeLinear(w, scales, zeros, axis=0, block_size=32)
-        sg.compile_model(sg.Graph([x], [ops.MatMul(x, real)]), "CPU")([np.zeros((3, 64), "f4")])
 
 
 @FEW
