@@ -44,6 +44,7 @@ from subgraph.engine.codegen.irtools import (
 from subgraph.system import host
 
 from .primitive_kernels import apply, result_dtype
+from .quantize_kernels import BOUNDS, quantized
 from .vector_kernels import constant, element, from_memory, storage, to_memory
 
 Value = Any
@@ -86,9 +87,14 @@ class _Program:
     """A parsed program: its instructions, and the dtypes of inputs, results and outputs."""
 
     def __init__(
-        self, program: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
+        self,
+        program: Sequence[str],
+        inputs: Sequence[str],
+        modes: Sequence[str],
+        outputs: Sequence[str],
     ) -> None:
         self.inputs = list(inputs)
+        self._single = {f"i{k}" for k, mode in enumerate(modes) if mode == "s"}
         self.instructions: list[tuple[str, list[str], list[str]]] = []
         self.results: list[str] = []
         for text in program:
@@ -120,6 +126,54 @@ class _Program:
         costly = _COSTLY.intersection(names)
         return 1 if costly and host.has_32_registers() else _UNROLL
 
+    def _quantization(
+        self, name: str, dtypes: Sequence[str], operands: Sequence[str]
+    ) -> tuple[str, str, str | None] | None:
+        """Return number, scale and zero point if an instruction is the end of a quantization.
+
+        That is ``cast(max(min(rint(x / scale) + zero, most), least))`` to 8 bits by one scale. None
+        for others, and where a division of vectors takes less time than what replaces it.
+        """
+        if name != "cast" or dtypes[0] != "float32" or dtypes[1] not in BOUNDS:
+            return None
+        if not host.has_512_bit_vectors():
+            return None
+        least, most = (f"#{bound}" for bound in BOUNDS[dtypes[1]])
+        inner = self._operands_of("max", operands[0], least)
+        inner = inner and self._operands_of("min", inner[0], most)
+        if not inner:
+            return None
+        zero, added = None, self._operands_of("add", inner[0])
+        if added:
+            points = [self._operands_of("cast", operand, source=dtypes[1]) for operand in added]
+            known = [k for k, point in enumerate(points) if point]
+            if len(known) != 1:
+                return None
+            zero = points[known[0]][0]
+            inner = [added[1 - known[0]]]
+        rounded = self._operands_of("rint", inner[0])
+        divided = self._operands_of("div", rounded[0]) if rounded else []
+        if not divided or divided[1] not in self._single or divided[0][0] not in "it":
+            return None
+        return divided[0], divided[1], zero
+
+    def _operands_of(
+        self, name: str, operand: str, second: str = "", source: str = "float32"
+    ) -> list[str]:
+        """Return the operands of the instruction whose result an operand is; [] if it is another.
+
+        Args:
+            name: Name of the instruction.
+            operand: The operand.
+            second: The instruction's second operand; "": any.
+            source: Its first dtype.
+        """
+        if not operand.startswith("t"):
+            return []
+        found, dtypes, operands = self.instructions[int(operand[1:])]
+        fits = found == name and dtypes[0] == source and second in ("", *operands[1:])
+        return operands if fits else []
+
     def evaluate(
         self, builder: Any, loaded: Sequence[Value], numbers: dict[str, Value], lanes: int
     ) -> list[Value]:
@@ -132,7 +186,14 @@ class _Program:
                 constant(dtypes[0], float(o[1:]), lanes) if o.startswith("#") else values[o]
                 for o in operands
             ]
-            values[f"t{k}"] = apply(builder, name, dtypes, args)
+            quantization = self._quantization(name, dtypes, operands)
+            if quantization is not None:
+                x, scale, zero = quantization
+                point = None if zero is None else values[zero]
+                made = quantized(builder, values[x], values[scale], point, dtypes[1])
+            else:
+                made = apply(builder, name, dtypes, args)
+            values[f"t{k}"] = made
         stored: list[Value] = []
         for operand, dtype in self.outputs:
             if operand.startswith("#"):
@@ -385,7 +446,7 @@ def run(
 
     There are (outer sizes * argument 5 * argument 4) work units.
     """
-    tile = _Tile(_Program(program, inputs, outputs), modes, outer, lanes)
+    tile = _Tile(_Program(program, inputs, modes, outputs), modes, outer, lanes)
 
     def emit(builder: Any, _context: Any, args: Sequence[Value]) -> None:
         numbers = tile.numbers(builder, args[0])
