@@ -209,7 +209,7 @@ def main() -> None:
     for title in ("runtime", f"prompt of {given.prompt}", f"first {_FIRST} steps", "later steps"):
         table.add_column(title, justify="left" if title == "runtime" else "right")
     for name, (first, *rest) in times.items():
-        row = [first, sum(rest[:_FIRST]), float(np.median(rest[_FIRST:]))]
+        row = [first, sum(rest[:_FIRST]), float(np.median(rest[_FIRST:] or rest))]
         table.add_row(name, *(f"{1e3 * seconds:.2f}" for seconds in row))
     Console(width=100).print(table)
 
