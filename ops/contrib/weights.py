@@ -60,7 +60,7 @@ def _first_columns(call: Call, x: Any, count: int) -> Any:
 # Most rows, or columns, of a matrix of weights: the bytes of a larger one could exceed what kernels
 # can address (estimate).
 _MAX_SIZE = 1 << 24
-BITS = (2, 4, 8)
+_BITS = (2, 4, 8)
 
 
 def _require_blocks(width: int) -> None:
@@ -73,7 +73,7 @@ def _require_blocks(width: int) -> None:
 
 
 def _refuse_bits(call: Call, bits: int) -> None:
-    if bits not in BITS:
+    if bits not in _BITS:
         raise call.unsupported(f"bits={bits}")
 
 
@@ -93,7 +93,7 @@ def matmul_n_bits_operands(
     """
     width, rows, depth = (int(node.attrs[name]) for name in ("block_size", "N", "K"))
     bits = node.attrs.get("bits", 4)
-    if bits not in BITS:
+    if bits not in _BITS:
         return  # the body refuses the node
     _require_blocks(width)
     for name, count in (("N", rows), ("K", depth)):
@@ -248,7 +248,7 @@ def gather_block_quantized_operands(
     """
     width, bits = node.attrs.get("block_size", 128), node.attrs.get("bits", 4)
     bits = bits if data.dtype == "uint8" else 8
-    if bits not in BITS:
+    if bits not in _BITS:
         return  # the body refuses the node
     require(data.rank >= 1, "the table is a scalar")
     _require_blocks(width)

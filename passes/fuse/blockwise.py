@@ -12,11 +12,12 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE
 from subgraph.operators.inference import part_metadata
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.contrib.weights import BITS
 from subgraph.passes.patterns import Context, dtype_of, is_op, part_of, produced_by, shape_of
 from subgraph.transform.pass_manager import register_pass
 
 _OPERANDS = 6  # A, B, scales, zero points, groups, bias
+# Not imported from ``ops/contrib``, which CPU loads only for models with its operators.
+_BITS = (2, 4, 8)
 _FOUR_BITS = ("int4", "uint4")
 _LEAST_BLOCK = 16  # of MatMulNBits; larger ones are powers of two
 
@@ -74,7 +75,7 @@ def _fits(context: Context, node: Node) -> bool:
     constant = all(context.is_weight(v) for v in operands[1:] if v is not None)
     columns = (shape_of(a) or (None,))[-1]
     return (
-        bits in BITS
+        bits in _BITS
         # The kernels read words of 32 bits, whose rows all exist.
         and depth % (32 // bits) == 0
         and not node.attrs.get("weight_prepacked", 0)
