@@ -24,7 +24,6 @@ import attrs
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.passes.patterns import (
     Context,
@@ -32,6 +31,7 @@ from subgraph.passes.patterns import (
     dtype_of,
     fusion_pass,
     is_op,
+    part_of,
     pattern,
     produced_by,
     shape_of,
@@ -66,30 +66,16 @@ def split_dequantize(graph: Graph) -> Graph:
         # The first user keeps the original node.
         for user in users[1:]:
             user.inputs = tuple(_copy(node) if v is made else v for v in user.inputs)
-    return _sorted(graph)
-
-
-def _sorted(graph: Graph) -> Graph:
-    """Return a graph of the nodes that the outputs of ``graph`` need, which has new ones."""
     return Graph(
         graph.inputs, graph.outputs, graph.name, attrs=graph.attrs, opsets=graph.opsets,
         metadata=graph.metadata, doc=graph.doc,
     )  # fmt: skip
 
 
-def _copy(node: Node, source: Value | None = None) -> Value:
-    """Return the output of a copy of a conversion, of ``source`` if one is given.
-
-    Args:
-        node: The QuantizeLinear or DequantizeLinear.
-        source: A value of the dtype of its first input.
-    """
-    inputs = node.inputs if source is None else (source, *node.inputs[1:])
-    copy = Node(node.op_type, inputs, version=node.version, attrs=dict(node.attrs))
-    made, kind = copy.outputs[0], node.outputs[0].type
-    assert isinstance(kind, TensorType)
-    made.type = kind if source is None else TensorType(kind.dtype, shape_of(source))
-    return made
+def _copy(node: Node) -> Value:
+    copy = Node(node.op_type, node.inputs, version=node.version, attrs=dict(node.attrs))
+    copy.outputs[0].type = node.outputs[0].type
+    return copy.outputs[0]
 
 
 @attrs.frozen
@@ -173,6 +159,7 @@ def requantize_concat(graph: Graph) -> Graph:
     """
     graph = graph.clone()
     context = Context(graph)
+    replaced: dict[Value, Value] = {}
     for node in graph.nodes:
         if not is_op(node, "Concat") or is_before(node, 4):
             continue
@@ -180,23 +167,30 @@ def requantize_concat(graph: Graph) -> Graph:
         before = [dequantize_before(context, value) for value in node.inputs]
         if end is None or not any(before) or len(set(node.inputs)) < len(before):
             continue
-        node.inputs = tuple([
-            value if value is None or (found and _equal(context, found, end))
-            else _requantized(value, end)
+        operands = [
+            value if found and _equal(context, found, end) else _requantized(node, value, end)
             for value, found in zip(node.inputs, before, strict=True)
-        ])  # fmt: skip
-    return _sorted(graph)
+        ]
+        joined = part_of(node, "Concat", *operands, version=node.version, **node.attrs)
+        replaced[node.outputs[0]] = joined
+    graph.rewire(replaced)
+    return graph
 
 
-def _requantized(value: Value, end: _Conversion) -> Value:
-    """Return a float32 value quantized as by ``end``, a QuantizeLinear, and dequantized."""
-    narrow = _copy(end.node, value)
+def _requantized(node: Node, value: Value | None, end: _Conversion) -> Value:
+    """Return a value quantized as by ``end``, a QuantizeLinear, and dequantized.
+
+    Args:
+        node: The node that the new nodes are a part of.
+        value: The value, float32.
+        end: The QuantizeLinear.
+    """
     parameters = [each for each in (end.scale, end.zero) if each is not None]
+    form = {"version": end.node.version, **end.node.attrs}
+    narrow = part_of(node, "QuantizeLinear", value, *parameters, **form)
     # An int8 result without zero point is impossible before version 21, where the dtype is one of
     # the attributes; DequantizeLinear takes it from its input.
-    wide = Node("DequantizeLinear", [narrow, *parameters], version=end.node.version)
-    wide.outputs[0].type = TensorType("float32", shape_of(value))
-    return wide.outputs[0]
+    return part_of(node, "DequantizeLinear", narrow, *parameters, version=end.node.version)
 
 
 @attrs.define
