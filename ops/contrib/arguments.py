@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from subgraph.engine.codegen.arguments import Address, KernelArguments, WordBlock
 
+# The float32 whose mantissa counts ones: the bits of this plus a number below are its bits with the
+# number in the low ones.
+NUMBER_BASE = 1 << 23
+
 
 class BlockwiseArguments(KernelArguments):
     """What all kernels of blockwise weights take.
@@ -14,7 +18,7 @@ class BlockwiseArguments(KernelArguments):
     Attributes:
         packed: int32 ``[panel][word of a column][column of the panel]``.
         scales: float32 ``[panel][block][column of the panel]``.
-        zeros: As ``scales``: zero points plus 2**23; 0: all are half of the range.
+        zeros: As ``scales``: zero points plus `NUMBER_BASE`; 0: all are half of the range.
         columns: Columns that exist.
         blocks: Blocks of a column.
         whole_words: Words of a block of a column.

@@ -32,7 +32,12 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.system import host
 from subgraph.system.large_pages import aligned_empty
 
-from .arguments import BlockwiseProductArguments, QuantizeRowsArguments, UnpackPanelsArguments
+from .arguments import (
+    NUMBER_BASE,
+    BlockwiseProductArguments,
+    QuantizeRowsArguments,
+    UnpackPanelsArguments,
+)
 from .weights import block_numbers
 
 # Rows up to which unpacking weights in registers takes less time than unpacking them to memory, and
@@ -40,7 +45,6 @@ from .weights import block_numbers
 _MOST_FEW_ROWS, _MOST_ROWS_OF_BYTES = (32, 8), (None, 64)
 _LEVEL_OF_BYTES = 4  # ``accuracy_level`` of MatMulNBits
 _VECTORS = 2  # of a panel: two sums at a time hide the latency of a multiplication
-_ZERO = 1 << 23  # `blockwise_kernels.ZERO`
 
 
 @attrs.frozen
@@ -109,9 +113,9 @@ class _Form:
         return self.packed(row.reshape(-1, 1))
 
     def zeros(self, packed: Array) -> Array:
-        """Return packed zero points, bytes for each column, as panels of ``_ZERO`` plus each."""
+        """Return packed zero points, bytes of each column, as panels of `NUMBER_BASE` plus each."""
         points = block_numbers(packed.reshape(self.columns, -1), self.bits)[:, : self.blocks]
-        return self.packed(points.astype(np.float32) + np.float32(_ZERO))
+        return self.packed(points.astype(np.float32) + np.float32(NUMBER_BASE))
 
 
 @lowering("FusedMatMulNBits", domain=INTERNAL_DOMAIN, dtypes=("float32",))
@@ -136,8 +140,8 @@ def matmul_n_bits(node: Node, low: Lowering) -> None:
         _emit_few_rows(low, form, rows, bias, bytes_)
         return
     b = Matrix(low.input(1), (), depth, columns, columns, 1)
-    product = Product(matrix(a), b, y, NO_ACTIVATION, bias=bias, tiles=of)
-    product.panels = _emit_panels(low, form, of)
+    panels = _emit_panels(low, form, of)
+    product = Product(matrix(a), b, y, NO_ACTIVATION, bias=bias, tiles=of, panels=panels)
     emit_product(low, product)
 
 

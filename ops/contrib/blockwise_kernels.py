@@ -18,11 +18,12 @@ from subgraph.engine.codegen.dot import emit_dot4
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, f32_to_bf16, load_at, splat_value, store_at
 from subgraph.engine.codegen.matrix_tile import REGISTER_BYTES
-from subgraph.engine.codegen.simd import ld_i8, st_f32, st_i8, vec
+from subgraph.engine.codegen.simd import ld_i8, memset, st_f32, st_i8, vec
 from subgraph.engine.codegen.tile import size_switch, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 
 from .arguments import (
+    NUMBER_BASE,
     BlockwiseArguments,
     BlockwiseProductArguments,
     BlockwiseTileBlock,
@@ -30,9 +31,7 @@ from .arguments import (
     UnpackPanelsArguments,
 )
 
-ZERO = float(1 << 23)  # the float32 whose mantissa counts ones
-_ZERO_BITS = 0x4B000000  # its bits
-
+_BASE_BITS = 0x4B000000  # of `NUMBER_BASE` as float32
 _CHUNK = 16  # elements that `quantize_rows` rounds at a time: whole words of 2, 4 and 8 bits
 _ROUNDING = float(3 << 22)  # 1.5 * 2**23: an integer that is added is in the low bits of the sum
 
@@ -93,7 +92,7 @@ class _Panel:
         """Return the zero points of the block plus 2**23, for each vector."""
         e, b = self.e, self.e.b
         at = e.get(self._zeros)
-        centre = e.fconst(ZERO + (1 << (self.bits - 1)))
+        centre = e.fconst(float(NUMBER_BASE + (1 << (self.bits - 1))))
         slots = [e.variable(centre) for _ in range(self.vectors)]
         with e.when(b.icmp_signed("!=", at, I64(0))):
             for j, slot in enumerate(slots):
@@ -108,7 +107,7 @@ class _Panel:
     def numbers(
         self,
         word: Callable[[list[Any], list[Any]], None],
-        begin: Callable[[], None] = lambda: None,
+        begin: Callable[[], None],
         end: Callable[[list[Any]], None] = lambda zeros: None,
     ) -> None:
         """Emit the loops over blocks and words.
@@ -142,7 +141,7 @@ class _Panel:
         b = self.e.b
         shifted = self.shifted(word, k)
         number = b.and_(shifted, self.ints((1 << self.bits) - 1))
-        return b.fsub(b.bitcast(b.or_(number, self.ints(_ZERO_BITS)), self.e.vector), zero)
+        return b.fsub(b.bitcast(b.or_(number, self.ints(_BASE_BITS)), self.e.vector), zero)
 
     def shifted(self, word: Any, k: int) -> Any:
         """Return a word shifted by ``k`` numbers to the low bits."""
@@ -237,14 +236,15 @@ def few_rows_of_bytes(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..
 
         def end(zeros: list[Any]) -> None:
             at = e.get(factors)
-            points = [b.fsub(zero, e.fconst(ZERO)) for zero in zeros]
+            points = [b.fsub(zero, e.fconst(float(NUMBER_BASE))) for zero in zeros]
+            scales = [panel.scale(j) for j in range(vectors)]
             for i in range(rows):
                 own = b.add(at, factors_row[i])
                 scale, less = e.broadcast(own), b.fneg(e.broadcast(b.add(own, I64(4))))
                 for j in range(vectors):
                     real = b.sitofp(e.get(sums[i, j]), e.vector)
                     real = e.fma(points[j], less, real)
-                    factor = b.fmul(scale, panel.scale(j))
+                    factor = b.fmul(scale, scales[j])
                     e.put(totals[i, j], e.fma(factor, real, e.get(totals[i, j])))
             e.step(factors, I64(8))
 
@@ -372,8 +372,6 @@ def unpack_panels(*, bits: int, lanes: int, nv: int, operands: str = "") -> Call
     """
     arguments = view_of(UnpackPanelsArguments)
     width = lanes * nv
-    bytes_ = vec("int8", 64)
-    store, zero = bytes_.store, bytes_.zero
 
     def emit(e: Emit, t: Any, _rows: int, vectors: int, _count: Any) -> None:
         panel, b = _Panel(e, t, vectors, bits), e.b
@@ -402,11 +400,11 @@ def unpack_panels(*, bits: int, lanes: int, nv: int, operands: str = "") -> Call
             for j in range(vectors):
                 rows = [panel.row(words[j], zeros[j], k) for k in range(panel.per_word)]
                 scaled = [b.fmul(row, e.get(scales[j])) for row in rows]
-                halves = [b.zext(f32_to_bf16(b, row), panel.whole) for row in scaled]
+                narrow = [b.zext(f32_to_bf16(b, row), panel.whole) for row in scaled]
                 for k in range(0, panel.per_word, 2):
-                    both = b.or_(halves[k], b.shl(halves[k + 1], panel.ints(16)))
+                    pair_of_rows = b.or_(narrow[k], b.shl(narrow[k + 1], panel.ints(16)))
                     at = b.add(to, I64(j * REGISTER_BYTES + k // 2 * panel.line))
-                    store_at(b, at, both, 4)
+                    store_at(b, at, pair_of_rows, 4)
             e.step(depth, I64(panel.per_word))
 
         panel.numbers(as_pairs if operands else as_rows, begin)
@@ -423,9 +421,8 @@ def unpack_panels(*, bits: int, lanes: int, nv: int, operands: str = "") -> Call
             if operands:
                 # The last step may have rows that do not exist.
                 size = vectors * REGISTER_BYTES
-                last = t.c + (a.panel // (nv * REGISTER_BYTES) - 1) * size
-                for at in range(last, last + size, 64):
-                    store(at, zero())
+                steps = a.panel // (nv * REGISTER_BYTES)
+                memset(t.c + (steps - 1) * size, 0, size)
             tiles(t, 1, vectors, 0)
 
     return kernel
