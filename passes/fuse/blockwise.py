@@ -145,11 +145,12 @@ def _packed(node: Node, numbers: Value | None, rows: int, columns: int) -> Value
     wide = part_of(node, "Cast", numbers, to=ONNX_DTYPE["int32"])
     if dtype_of(numbers) == "int4":
         wide = part_of(node, "Add", wide, part_of(node, "Constant", value=np.full(1, 8, np.int32)))
-    turned = part_of(node, "Transpose", wide, perm=[1, 0])
+    columns_first = part_of(node, "Transpose", wide, perm=[1, 0])
     if rows % 2:
         more = part_of(node, "Constant", value=np.zeros((columns, 1), np.int32))
-        turned = part_of(node, "Concat", turned, more, axis=1)
+        columns_first = part_of(node, "Concat", columns_first, more, axis=1)
     pairs = part_of(node, "Constant", value=np.array([columns, -(-rows // 2), 2], np.int64))
     places = part_of(node, "Constant", value=np.array([1, 16], np.int32))
-    both = part_of(node, "MatMul", part_of(node, "Reshape", turned, pairs), places)
-    return part_of(node, "Cast", both, to=ONNX_DTYPE["uint8"])
+    split = part_of(node, "Reshape", columns_first, pairs)
+    sums = part_of(node, "MatMul", split, places)
+    return part_of(node, "Cast", sums, to=ONNX_DTYPE["uint8"])

@@ -25,8 +25,8 @@ from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache
 from subgraph.weights.mapped_files import release
 
-# Executable plans of a symbolic plan in a session; more shapes change one of them, which takes less
-# time than a new one (estimate: so many shapes may alternate).
+# Executable plans of one symbolic plan that a session has. For further shapes one of them is bound
+# again, which is faster than to make another (estimate: so many shapes may alternate).
 _MOST_INSTANCES = 6
 
 

@@ -100,8 +100,8 @@ def test_products(
     size = np.abs(a) @ np.abs(weights) + (0 if added is None else np.abs(added)) + 1e-3
     step = (2.1 * 2.0**-8 if narrow else 0) + (depth + 4) * 2.0**-24
     # Half of a step of each element that is rounded to bytes, times its weight.
-    halves = steps_of_bytes(a, block) / 2 @ np.abs(weights) if in_bytes else 0
-    assert (np.abs(got - wanted) <= step * size + halves).all()
+    rounding = steps_of_bytes(a, block) / 2 @ np.abs(weights) if in_bytes else 0
+    assert (np.abs(got - wanted) <= step * size + rounding).all()
 
 
 def test_sizes_and_weights_that_change() -> None:

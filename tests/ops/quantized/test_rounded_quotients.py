@@ -49,8 +49,8 @@ def test_numbers_next_to_ties(
     rng = np.random.default_rng(seed)
     with np.errstate(all="ignore"):
         scale = np.float32(-mantissa if negative else mantissa) * np.float32(2.0**exponent)
-        halves = rng.integers(-600, 600, _SIZE) / 2
-        x = (halves * np.float64(scale)).astype(np.float32)
+        ties = rng.integers(-600, 600, _SIZE) / 2
+        x = (ties * np.float64(scale)).astype(np.float32)
     bits = x.view(np.int32)
     bits += rng.integers(-3, 4, _SIZE).astype(np.int32)
     x[:8] = [0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 3e38, -3e38]
