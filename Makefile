@@ -39,7 +39,7 @@ test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
 
 # Kernels shaped for machines that this one may not be, run on this one; then compiled for them.
-ISAS ?= like-avx512vnni like-avx512 like-amx like-avxvnni like-neon avx sse
+ISAS ?= like-avx512vnni like-avx512 like-avx512bf16 like-amx like-avxvnni like-neon avx sse
 KERNEL_TESTS := \
   $(filter-out tests/ops/contrib/% tests/ops/control_flow/% tests/ops/ml/% \
     %/test_requirements.py %/test_reference.py, $(wildcard tests/ops/*/test_*.py)) \

@@ -18,7 +18,7 @@ from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.bfloat16 import store_bfloat16
 from subgraph.engine.codegen.matrix_product import multiply_rows
-from subgraph.engine.codegen.matrix_tile import (
+from subgraph.engine.codegen.matrix_registers import (
     LANES,
     REGISTER_BYTES,
     ROW_BYTES,

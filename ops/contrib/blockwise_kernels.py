@@ -17,7 +17,7 @@ from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.dot import emit_dot4
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, f32_to_bf16, load_at, splat_value, store_at
-from subgraph.engine.codegen.matrix_tile import REGISTER_BYTES
+from subgraph.engine.codegen.matrix_registers import REGISTER_BYTES
 from subgraph.engine.codegen.simd import ld_i8, memset, st_f32, st_i8, vec
 from subgraph.engine.codegen.tile import size_switch, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH

@@ -1,8 +1,13 @@
-"""The choice of the algorithm of a convolution on the CPU device.
+"""The choice of the algorithm of a convolution on the CPU device, and of the form of its output.
 
 The cost of an algorithm is estimated in cycles of one core: one for each product of two vectors,
 and the time in which the weights arrive from memory. The algorithm of least cost is chosen. All
 constants below are estimates unless a comment says otherwise.
+
+Outputs that convolutions over matrix tiles read are stored as bfloat16. The readers round these
+values anyway, or can store their own results as bfloat16: a convolution then writes half the bytes,
+and its readers need no step that rounds their input. OpenVINO stores values between convolutions in
+the same way.
 """
 
 from __future__ import annotations
@@ -10,14 +15,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 import attrs
 
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS
 from subgraph.engine.planner.lowering import Lowering, Unsupported
 from subgraph.engine.planner.operands import Operand
-from subgraph.ops.movement.geometry import Geometry, bands, merged
-from subgraph.ops.shared.tile_planning import Tiles, product_tiles, round_up
-from subgraph.system.host import caches
+from subgraph.graph.graph import Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.movement.geometry import Geometry, bands, conv_geometry, merged
+from subgraph.ops.shared.tile_planning import (
+    Activation,
+    Tiles,
+    direct_tiles,
+    product_tiles,
+    round_up,
+)
+from subgraph.system.host import caches, has_bfloat16_tiles
 
 from .bfloat16.image import reads_image_lines
 from .depthwise import has_windows
@@ -74,9 +90,12 @@ _PHASE_CYCLES = 2  # cycles for each element that is written to its phase
 _BETTER_RATIO = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
 # Input channels from which on matrix tiles read blocks of 32 instead of rows of a plain image.
 _MIN_MATRIX_INPUTS = 5
+_USUAL_EDGE = 56
 _MIN_PIXELS = 16  # output pixels: from here on packing the weights in every run is faster
 # Bytes by which Winograd's weights of a volume may exceed direct's.
 _MAX_EXTRA_WEIGHT_BYTES = 4_000_000
+_INPUT, _RESIDUAL = 0, 3  # operands of FusedConv that may be bfloat16; Conv has the first of them
+_MAX_DEPTH = 3  # nodes between two convolutions that are looked at (estimate)
 
 
 def choose(job: Job) -> Algorithm:
@@ -95,7 +114,8 @@ def choose(job: Job) -> Algorithm:
         return DEPTHWISE
     if has_matrix_tiles(job.low, job.of, job.g, job.w):
         if g.inputs >= _MIN_MATRIX_INPUTS:
-            return MATRIX
+            # Matrix tiles multiply so fast that Winograd's transforms alone would take longer.
+            return MATRIX if has_bfloat16_tiles() else _choose_winograd(job, MATRIX)
         if job.x.layout == "plain" and reads_image_lines(g):
             return MATRIX_IMAGE
     # `windows` copies each channel to the lanes of its group, so that groups may not cross blocks.
@@ -178,21 +198,48 @@ def _choose_for_image(job: Job) -> Algorithm:
     return POLYPHASE if cost < _BETTER_RATIO * read_as_it_is else IMAGE
 
 
-def _choose_winograd(job: Job) -> Algorithm:
-    """Return DIRECT or Winograd's algorithm with the best size of its tile."""
-    g, of = job.g, job.of
+def _choose_winograd(job: Job, direct: Algorithm = DIRECT) -> Algorithm:
+    """Return ``direct`` or Winograd's algorithm with the best size of its tile.
+
+    Args:
+        job: The convolution.
+        direct: DIRECT or MATRIX.
+    """
+    if not job.low.options.get("WINOGRAD", True):
+        return direct
+    costs = winograd_costs(job.of, job.g, direct)
+    return _prefer_packed(job.w, costs) if len(costs) > 1 else direct
+
+
+def winograd_costs(of: Tiles, g: Geometry, direct: Algorithm) -> dict[Algorithm, float]:
+    """Return the cycles of ``direct``, and of Winograd's algorithms that fit.
+
+    Args:
+        of: Tiles of float32.
+        g: Sizes of the convolution.
+        direct: DIRECT, or MATRIX, of which an instruction multiplies two channels.
+    """
+    paired = 2 if direct is MATRIX else 1
     strided = g.strides[1:] == (2, 2) and of.few_rows
     taps = g.kernel[1]
+    blocks_in = round_up(g.inputs, of.lanes) // of.lanes * g.kernel[0]
+    blocks_out = round_up(g.outputs, of.lanes) // of.lanes
+    products = blocks_in * of.lanes * blocks_out
+    weights = products * of.lanes * of.item
     square = (
-        taps == g.kernel[2]
+        g.groups == 1
+        and taps == g.kernel[2]
         and taps in OUTPUTS
         and ((strided and taps == 3) or g.strides[1:] == (1, 1))
         and g.dilations[1:] == (1, 1)
         # Volumes were not measured with many-row tiles.
         and (of.few_rows or g.source[0] == g.target[0] == g.kernel[0] == 1)
     )
-    if not square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
-        return DIRECT
+    summed = summed_channels(of, g) * g.kernel[0] * blocks_out
+    direct_products = g.images * g.pixels * g.kernel[1] * g.kernel[2] * summed / paired
+    costs = {direct: _cost(of, direct_products, g.kernel[1] * g.kernel[2] * weights / paired)}
+    if not square or of.lanes == 1:
+        return costs
     if strided:
         candidates = [Algorithm(Method.STRIDED_WINOGRAD, 2)]
     else:
@@ -200,13 +247,6 @@ def _choose_winograd(job: Job) -> Algorithm:
         # weights come from memory.
         sizes = dict.fromkeys((OUTPUTS[taps], 2) if taps == 3 else (OUTPUTS[taps],))
         candidates = [Algorithm(Method.WINOGRAD, m) for m in sizes]
-    blocks_in = round_up(g.inputs, of.lanes) // of.lanes
-    blocks_out = round_up(g.outputs, of.lanes) // of.lanes
-    blocks_in *= g.kernel[0]
-    products = blocks_in * of.lanes * blocks_out
-    weights = products * of.lanes * of.item
-    summed = summed_channels(of, g) * g.kernel[0] * blocks_out
-    costs = {DIRECT: _cost(of, g.images * g.pixels * taps**2 * summed, taps**2 * weights)}
     for candidate in candidates:
         m = candidate.tile
         values, _ = winograd_sizes(m, taps, g.strides[1])
@@ -216,7 +256,37 @@ def _choose_winograd(job: Job) -> Algorithm:
             continue
         multiplied = winograd_values(g, m) * products
         costs[candidate] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
-    return _prefer_packed(job.w, costs)
+    return costs
+
+
+def is_by_winograd(node: Node) -> bool:
+    """Return whether a convolution that might multiply bfloat16 will probably be Winograd's.
+
+    The answer is an estimate, from the types of the node's values, in which images of unknown sizes
+    have `_USUAL_EDGE` pixels along an axis.
+    """
+    if has_bfloat16_tiles():
+        return False
+    x, w, y = (_shaped(value) for value in (*node.inputs[:2], node.outputs[0]))
+    if x is None or w is None or y is None:
+        return False
+    try:
+        g, _ = conv_geometry(node, x, w, y).trimmed()
+    except Unsupported:
+        return False
+    costs = winograd_costs(direct_tiles("float32"), g, MATRIX)
+    return min(costs.values()) < _BETTER_RATIO * costs[MATRIX]
+
+
+def _shaped(value: Value | None) -> Operand | None:
+    """Return an operand with the shape of a value; None if its rank is unknown."""
+    shape = value.type.shape if value is not None and isinstance(value.type, TensorType) else None
+    if value is None or shape is None:
+        return None
+    sizes = [
+        d if isinstance(d, int) else 1 if axis < 2 else _USUAL_EDGE for axis, d in enumerate(shape)
+    ]
+    return Operand(value.name, "float32", tuple(sizes), "plain")
 
 
 def _prefer_packed(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorithm:
@@ -228,7 +298,7 @@ def _prefer_packed(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorit
     """
     # Costs are in order of complexity: a later algorithm must be clearly better than the best
     # before.
-    best, least = DIRECT, costs[DIRECT]
+    best, least = next(iter(costs.items()))
     for algorithm, cost in costs.items():
         if cost < _BETTER_RATIO * least:
             best, least = algorithm, cost
@@ -255,3 +325,78 @@ def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
     arrival = weight_bytes / (_BYTES_PER_CYCLE_FEW_ROWS * wide if of.few_rows else _BYTES_PER_CYCLE)
     # A fifth of the arrival is not hidden behind multiplications (estimate).
     return max(multiplications, arrival) + 0.2 * arrival
+
+
+def is_read_as_bfloat16(node: Node, options: Mapping[str, Any], depth: int = 0) -> bool:
+    """Return whether all readers of a node's only output take values of bfloat16.
+
+    The answer is an estimate: the plan converts the value for a reader that needs float32.
+
+    Args:
+        node: The node.
+        options: The options of the plan, as `Lowering.options`.
+        depth: Number of nodes between the convolution and this node.
+    """
+    if depth > _MAX_DEPTH or len(node.outputs) != 1 or node.graph is None:
+        return False
+    value = node.outputs[0]
+    if not value.uses or node.graph.is_output(value):
+        return False
+    return all(_takes_bfloat16(user, value, options, depth) for user in value.consumers)
+
+
+def stores_bfloat16(low: Lowering, y: Operand, outputs: int, act: Activation) -> bool:
+    """Return whether a convolution over matrix tiles stores its output as bfloat16.
+
+    Args:
+        low: The lowering of the convolution, transposed or not.
+        y: Its output.
+        outputs: Channels of a group of y.
+        act: The activation.
+    """
+    channels = round_up(outputs, MATRIX_ROWS)
+    # Lanes beyond C must be zero, and the two vectors of a panel are a block of 32 channels.
+    whole = channels % MATRIX_DEPTH == 0 and (act.keeps_zero or channels == outputs)
+    return y.layout == "blocked" and whole and is_read_as_bfloat16(low.node, low.options)
+
+
+def _takes_bfloat16(user: Node, value: Value, options: Mapping[str, Any], depth: int) -> bool:
+    """Return whether a node reads a value as bfloat16."""
+    if user.op_type in ("Conv", "FusedConv") and user.domain in ("", INTERNAL_DOMAIN):
+        positions = {k for k, v in enumerate(user.inputs) if v is value}
+        if options.get("WINOGRAD", True) and is_by_winograd(user):
+            return False
+        return positions <= {_INPUT, _RESIDUAL} and _multiplies_matrices(user)
+    if user.op_type == "ConvTranspose" and user.domain == "":
+        only_input = all(v is not value for v in user.inputs[1:])
+        return only_input and _size(user.inputs[1], 1) >= MATRIX_ROWS and _multiplies_matrices(user)
+    if user.op_type in ("MaxPool", "AveragePool") and user.domain == "":
+        return is_read_as_bfloat16(user, options, depth + 1)
+    if user.op_type == "Concat" and user.domain == "":
+        fits = user.attrs.get("axis") == 1 and all(map(_fills_blocks, user.inputs))
+        return fits and is_read_as_bfloat16(user, options, depth + 1)
+    return False
+
+
+def _fills_blocks(value: Value | None) -> bool:
+    """Return whether an input of a Concat is the result of a convolution, in whole blocks."""
+    producer = None if value is None else value.producer
+    made = producer is not None and producer.op_type in ("Conv", "FusedConv", "ConvTranspose")
+    return made and _size(value, 1) % MATRIX_DEPTH == 0
+
+
+def _multiplies_matrices(convolution: Node) -> bool:
+    """Return whether a convolution multiplies matrix tiles: groups are whole blocks of channels."""
+    groups, filters = int(convolution.attrs.get("group", 1)), convolution.inputs[1]
+    # Filters are [M, C / groups, ...], those of a transposed convolution [C, M / groups, ...].
+    channels, of_group = _size(filters, 0), _size(filters, 1)
+    whole = channels % (groups * MATRIX_DEPTH) == 0 and of_group % MATRIX_DEPTH == 0
+    return groups == 1 or whole
+
+
+def _size(value: Value | None, axis: int) -> int:
+    """Return a dimension of a value; 1 if it is unknown."""
+    type_ = None if value is None else value.type
+    shape = type_.shape if isinstance(type_, TensorType) else None
+    size = shape[axis] if shape is not None and len(shape) > axis else None
+    return size if isinstance(size, int) else 1

@@ -54,8 +54,7 @@ from subgraph.system.host import caches
 from .arguments import GenericArguments
 from .bfloat16.cpu import emit_matrix_convolution, gathers, volume_weights
 from .bfloat16.image import image_weights
-from .bfloat16.storage import stores_bfloat16
-from .choice import Algorithm, Method, choose
+from .choice import Algorithm, Method, choose, stores_bfloat16
 from .depthwise import emit_depthwise, has_windows
 from .direct import emit_direct
 from .job import Job, read_job
@@ -208,7 +207,7 @@ def _matrix(job: Job, *, plain: bool) -> None:
     else:
         recipe = f"conv volume {of.nv}x{of.lanes} groups {g.groups} {of.packed_as}"
         weight = job.weight(recipe, volume_weights(of, g))
-    if stores_bfloat16(low.node, job.y, job.g.outputs, job.act):
+    if stores_bfloat16(low, job.y, job.g.outputs, job.act):
         job.y.store_as_bfloat16()
     with _blocked_output(job) as out:
         packed = PackedConv(of, g, x, weight, _bias(job), out, job.act)
@@ -235,7 +234,7 @@ def _depthwise(job: Job) -> None:
     # `windows` can round its results, before no activation and beside no residual.
     exact = job.residual is not None or job.act.kernel != 0 or not has_windows(of, g)
     rounds = of.lanes == MATRIX_ROWS and product_tiles(of, low, job.w).operands and not exact
-    if rounds and stores_bfloat16(low.node, job.y, job.channels_out, job.act):
+    if rounds and stores_bfloat16(low, job.y, job.channels_out, job.act):
         job.y.store_as_bfloat16()
     with _blocked_output(job) as out:
         emit_depthwise(low, PackedConv(of, g, x, weight, _bias(job), out, job.act))

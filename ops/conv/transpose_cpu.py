@@ -55,8 +55,7 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.ops.unfold.cpu import emit_column_sums
 
 from .bfloat16.cpu import emit_matrix_convolution, round_image
-from .bfloat16.storage import stores_bfloat16
-from .choice import has_matrix_tiles
+from .choice import has_matrix_tiles, stores_bfloat16
 from .depthwise import emit_depthwise
 from .direct import emit_direct
 
@@ -278,7 +277,7 @@ def _emit_phases(
     emit: Callable[..., None] = emit_direct
     if of.operands:
         source, emit = round_image(low, of, sizes, source), emit_matrix_convolution
-        if stores_bfloat16(low.node, low.output(), sizes.outputs, act):
+        if stores_bfloat16(low, low.output(), sizes.outputs, act):
             low.output().store_as_bfloat16()
     y = blocked_target(low, of, low.output())
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1

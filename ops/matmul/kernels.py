@@ -15,7 +15,7 @@ from numba.extending import register_jitable
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
-from subgraph.engine.codegen.matrix_tile import (
+from subgraph.engine.codegen.matrix_registers import (
     REGISTER_BYTES,
     ROWS,
     full_rows,
@@ -26,6 +26,7 @@ from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, TileBlock
 from subgraph.engine.codegen.transpose import transposer
 from subgraph.ops.shared.register_kernels import row_rounder
+from subgraph.system import host
 
 from .arguments import GemmArguments, PackRightArguments, RoundRowsArguments
 
@@ -300,6 +301,8 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
     unit = MATRIX_DEPTH if matrix else 1
     height = full_rows if matrix else rows_of
     line = width * item
+    # Products over tile registers were tuned without prefetching.
+    prefetches = not matrix or not host.has_bfloat16_tiles()
     copy, round_rows = stack_words(mr * line // 8), row_rounder()
 
     @register_jitable
@@ -331,6 +334,7 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
         n, crs, ldb = product.n, product.c_row, product.b_row
         steps = (product.k + unit - 1) // unit
         t.steps = steps
+        t.last_depth = (product.k % MATRIX_DEPTH + 1) // 2 * 2 if matrix else 0
         tile_copy = copy() if matrix else 0
         for p in range(panel, last_panel):
             first = p * width
@@ -350,7 +354,7 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
             t.b_step = step
             t.start = product.init + first * item if product.init != 0 else 0
             # The tiles of a packed panel together prefetch the next panel.
-            pace = 0 if ldb != 0 or matrix else 2 * step // max(1, (rows + mr - 1) // mr)
+            pace = 2 * step // max(1, (rows + mr - 1) // mr) if prefetches and ldb == 0 else 0
             coming = t.b + (steps * step if ldb == 0 else 0)
             t.pace = pace
             i = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.matrix_tile import ROW_BYTES, ROWS
+from subgraph.engine.codegen.matrix_registers import ROW_BYTES, ROWS
 from subgraph.engine.codegen.simd import ld, load_as, memcpy, st, vec
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.codegen.transpose import transposer

@@ -15,7 +15,7 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.arguments import WordBlock
-from subgraph.engine.codegen.matrix_tile import ROW_BYTES
+from subgraph.engine.codegen.matrix_registers import ROW_BYTES
 from subgraph.engine.codegen.simd import convert, ld_i8, ld_u8, st_i8, st_i16, vec
 from subgraph.engine.codegen.tile_int import BLOCK
 

@@ -17,7 +17,7 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import Address
 from subgraph.engine.codegen.dot import dot4
-from subgraph.engine.codegen.matrix_tile import ROWS, full_rows, tile_use
+from subgraph.engine.codegen.matrix_registers import ROWS, full_rows, tile_use
 from subgraph.engine.codegen.simd import (
     call_kernel,
     ld_i8,

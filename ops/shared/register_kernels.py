@@ -28,7 +28,7 @@ from subgraph.engine.codegen.irtools import (
     load_at,
     store_at,
 )
-from subgraph.engine.codegen.matrix_tile import LANES, REGISTER_BYTES, ROW_BYTES, ROWS
+from subgraph.engine.codegen.matrix_registers import LANES, REGISTER_BYTES, ROW_BYTES, ROWS
 from subgraph.engine.codegen.simd import vec
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.engine.codegen.transpose import emit_transpose

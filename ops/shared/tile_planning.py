@@ -243,7 +243,7 @@ def matrix_tiles(low: Lowering, dtype: str) -> Tiles | None:
         dtype: Dtype of the operands and results.
     """
     allowed = low.options.get("INFERENCE_PRECISION") == "bfloat16" and dtype == "float32"
-    if not allowed or not host.has_bfloat16_tiles():
+    if not allowed or not host.multiplies_bfloat16():
         return None
     return Tiles("float32", host.lanes("float32"), *MATRIX_TILE, operands="bfloat16")
 

@@ -88,7 +88,7 @@ class DeviceOptions:
         "",
         "float32: compute float16 and bfloat16 in float32; bfloat16: matrix products and "
         "convolutions of float32 may round their operands to bfloat16, with sums in float32, where "
-        "that is faster (on CPU with AMX); empty: in the model's dtypes",
+        "that is faster (on CPU with AMX or AVX512_BF16); empty: in the model's dtypes",
         values=("", "float32", "bfloat16"),
     )
     CACHE_DIR: str = option(

@@ -78,6 +78,9 @@ _LIKE = {
     "like-avx512vnni": _Emulation("avx512", frozenset({*_AVX512, "avx2", "avx512vnni"}), "avx2"),
     "like-avx512": _Emulation("avx512", frozenset({*_AVX512, "avx2"}), "avx2"),
     "like-amx": _Emulation("avx512", frozenset({*_AVX512, "avx2", "amx-bf16", "amx-int8"}), "avx2"),
+    "like-avx512bf16": _Emulation(
+        "avx512", frozenset({*_AVX512, "avx2", "avx512vnni", "avx512bf16"}), "avx2"
+    ),
     "like-avxvnni": _Emulation("avx2", frozenset({"fma", "avx2", "avxvnni"}), "avx2"),
     "like-neon": _Emulation("neon", frozenset(), "scalar"),
 }
@@ -323,6 +326,14 @@ def permutes(dtype: str, lanes: int) -> bool:
 def has_bfloat16_tiles() -> bool:
     """Return whether one instruction multiplies matrix tiles of bfloat16 (AMX's tdpbf16ps)."""
     return isa().has("amx-bf16") and has_512_bit_vectors()
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether products of bfloat16 take less time than those of float32.
+
+    They are matrix tiles, or else dot products of two elements (AVX512_BF16's vdpbf16ps).
+    """
+    return has_bfloat16_tiles() or (isa().has("avx512bf16") and has_512_bit_vectors())
 
 
 def rounds_to_bfloat16() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import subgraph as sg
-from subgraph.system.host import has_bfloat16_tiles
+from subgraph.system.host import multiplies_bfloat16
 from subgraph.tools.accuracy import Run, is_quantized, measure
 from subgraph.tools.cli_inputs import input_arrays, ports
 from subgraph.tools.cli_output import Output
@@ -31,7 +31,7 @@ def accuracy(args: argparse.Namespace) -> None:
             name: _runner(args.model, {**given, option: "bfloat16"})
             for name, option in rounded.items()
             # Without matrix tiles products of float32 are not rounded.
-            if option == "WEIGHTS_PRECISION" or has_bfloat16_tiles()
+            if option == "WEIGHTS_PRECISION" or multiplies_bfloat16()
         }
         if quantized:
             runs = {"int8, integer kernels": _runner(args.model, given)}

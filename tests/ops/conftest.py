@@ -29,14 +29,17 @@ def other_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return name
 
 
-@pytest.fixture(scope="module")
-def tiles() -> Iterator[None]:
-    """Emulate matrix tiles of bfloat16 on a machine without them."""
+@pytest.fixture(scope="module", params=["matrix tiles", "dot products"])
+def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Multiply bfloat16 by matrix tiles, or by dot products; emulate what this machine lacks."""
+    by_tiles = request.param == "matrix tiles"
+    native = host.multiplies_bfloat16() and host.has_bfloat16_tiles() == by_tiles
     with pytest.MonkeyPatch.context() as patch:
-        if not host.has_bfloat16_tiles():
-            patch.setenv("SUBGRAPH_ISA", "like-amx")
+        if not native:
+            patch.setenv("SUBGRAPH_ISA", "like-amx" if by_tiles else "like-avx512bf16")
             try:
-                assert host.has_bfloat16_tiles()
+                assert host.multiplies_bfloat16()
             except sg.ConfigError as error:
                 pytest.skip(str(error))
+        assert host.has_bfloat16_tiles() == by_tiles
         yield

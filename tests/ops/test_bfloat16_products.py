@@ -24,7 +24,8 @@ from tests.support.conv import transposed
 from tests.support.kernels import run_node
 
 pytestmark = pytest.mark.usefixtures("tiles")
-OPTION = {"INFERENCE_PRECISION": "bfloat16"}
+# Where products are dot products, Winograd's algorithm in float32 is often faster.
+OPTION = {"INFERENCE_PRECISION": "bfloat16", "WINOGRAD": False}
 ALWAYS = settings(max_examples=60, deadline=None)
 Sizes = tuple[int, ...]
 
@@ -357,4 +358,5 @@ def test_devices_over_others_pass_the_option_on(device: str) -> None:
 def test_other_devices_take_the_option() -> None:
     graph, x = network()
     want = sg.compile_model(graph, "REFERENCE")([x])[0]
-    np.testing.assert_array_equal(sg.compile_model(graph, "REFERENCE", OPTION)([x])[0], want)
+    option = {"INFERENCE_PRECISION": "bfloat16"}
+    np.testing.assert_array_equal(sg.compile_model(graph, "REFERENCE", option)([x])[0], want)

@@ -88,6 +88,8 @@ class MatrixConvArguments(KernelArguments):
         blocks: Blocks of 32 input channels of a group, for each of the taps along the depth.
         output_blocks: Blocks of 16 output channels of a group.
         depth: Elements of such a block that are multiplied, an even number.
+        last_depth: The same of the last block; 0: as many as of the others. Matrix tiles of AMX
+            multiply whole blocks, beyond which weights are 0.
         taps_height: Rows of taps.
         taps_width: Taps of a row.
         outputs: Outputs of a plane.
@@ -135,6 +137,7 @@ class MatrixConvArguments(KernelArguments):
     blocks: int
     output_blocks: int
     depth: int
+    last_depth: int
     taps_height: int
     taps_width: int
     outputs: int

@@ -23,7 +23,7 @@ from subgraph.graph.symbolic import larger, smaller
 from subgraph.graph.types import Array
 from subgraph.ops.movement.geometry import Geometry, direct_weights
 from subgraph.ops.movement.packed_conv import PackedConv
-from subgraph.ops.shared.tile_planning import Tiles, grain, shared
+from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, shared
 from subgraph.system.host import caches
 
 from .arguments import LineArguments, MatrixConvArguments
@@ -84,6 +84,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         planes=source.planes,
         blocks=source.blocks,
         depth=source.depth,
+        last_depth=0 if plain else round_up(g.inputs % MATRIX_DEPTH, 2),
         output_blocks=output_blocks,
         taps_height=source.taps[0],
         taps_width=source.taps[1],

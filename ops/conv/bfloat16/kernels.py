@@ -9,7 +9,7 @@ from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.bfloat16 import bfloat16_pairs, store_bfloat16
-from subgraph.engine.codegen.matrix_tile import (
+from subgraph.engine.codegen.matrix_registers import (
     LANES,
     REGISTER_BYTES,
     ROW_BYTES,
@@ -182,6 +182,7 @@ def _set_tile(a: MatrixConvArguments, t: TileBlock, scratch: int) -> None:
     t.inner_a = a.x_tap
     t.steps = 1
     t.depth = a.depth
+    t.last_depth = a.last_depth
     t.a_row = a.x_column
     t.a_register = a.x_register
     t.run_rows = a.columns if a.gap >= 0 else 0

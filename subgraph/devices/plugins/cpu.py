@@ -129,7 +129,7 @@ class CpuDevice(Device):
 
     def metrics(self) -> dict[str, Any]:
         """Return the read-only properties."""
-        bfloat16 = ["BF16"] if host.has_bfloat16_tiles() else []
+        bfloat16 = ["BF16"] if host.multiplies_bfloat16() else []
         return {
             **super().metrics(),
             "FULL_DEVICE_NAME": _processor_name(),

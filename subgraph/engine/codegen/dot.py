@@ -1,7 +1,9 @@
-"""Dot products of bytes, four at a time, into 32-bit sums: the inner step of the int8 GEMM.
+"""Dot products of 32 bits of each lane: of four bytes, or of two elements of bfloat16.
 
-One instruction with VNNI (vpdpbusd); otherwise bytes are widened to 16 bits and multiplied and
-added pairwise into 32 bits (vpmaddwd). The results are the same: nothing saturates.
+Those of bytes, the inner step of the int8 GEMM, are one instruction with VNNI (vpdpbusd); otherwise
+bytes are widened to 16 bits and multiplied and added pairwise into 32 bits (vpmaddwd). The results
+are the same: nothing saturates. Those of bfloat16 are one instruction of AVX512_BF16 (vdpbf16ps),
+which takes subnormal elements as 0.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from subgraph.engine.codegen.irtools import (
     call_intrinsic,
     concatenate,
     define,
+    emit_fma,
     shuffle_vectors,
     vec_type,
 )
@@ -79,6 +82,26 @@ def _dot4_by_pairs(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     )
     odd = builder.lshr(a, eight)
     return builder.add(sums, emit_pair_products(builder, odd, builder.ashr(b, eight)))
+
+
+def emit_dot2(builder: Any, sums: Any, a: Any, b: Any) -> Any:
+    """Emit the sums plus two products of bfloat16 for each lane: the lower halves, the upper ones.
+
+    Args:
+        builder: LLVM's builder.
+        sums: LLVM vector of 16 float32.
+        a: Vector of as many i32, each two elements of bfloat16.
+        b: The same of the other factor.
+    """
+    if not host.is_emulated():
+        # llvmlite has no type of LLVM's bfloat, which the intrinsic takes.
+        kind = ir.FunctionType(sums.type, [a.type, b.type, sums.type])
+        return builder.call(ir.InlineAsm(kind, "vdpbf16ps $2, $1, $0", "=v,v,v,0"), [a, b, sums])
+    count = int(a.type.count)
+    upper, shift = (ir.Constant(a.type, [value] * count) for value in (0xFFFF0000, 16))
+    low_a, low_b = (builder.bitcast(builder.shl(v, shift), sums.type) for v in (a, b))
+    high_a, high_b = (builder.bitcast(builder.and_(v, upper), sums.type) for v in (a, b))
+    return emit_fma(builder, high_a, high_b, emit_fma(builder, low_a, low_b, sums))
 
 
 def emit_pair_products(builder: Any, a: Any, b: Any) -> Any:

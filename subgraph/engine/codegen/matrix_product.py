@@ -13,13 +13,17 @@ from typing import Any
 
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import INT64, VOID, define
-from subgraph.engine.codegen.matrix_tile import (
+from subgraph.engine.codegen.matrix_registers import (
     LANES,
+    PAIR_ROWS,
     REGISTER_BYTES,
     ROW_BYTES,
     ROWS,
+    PairSums,
     RegisterTile,
 )
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH
+from subgraph.system import host
 
 
 class _Product:
@@ -29,10 +33,11 @@ class _Product:
         e: The emitter.
         rows: Registers of sums along the rows, 1 or 2.
         args: The arguments of `multiply_rows` but the first one.
+        count: Rows, for dot products of pairs; None: matrix tiles of ``rows`` registers.
     """
 
-    def __init__(self, e: Emit, rows: int, args: Sequence[Any]) -> None:
-        self.e, self.rows = e, rows
+    def __init__(self, e: Emit, rows: int, args: Sequence[Any], count: Any = None) -> None:
+        self.e, self.rows, self.count = e, rows, count
         self.left, self.left_register, self.right, self.right_step = args[:4]
         self.vectors, self.steps, self.c, self.line, self.adds = args[4:]
 
@@ -56,6 +61,9 @@ class _Product:
             c: Address of its first result.
         """
         e, b = self.e, self.e.b
+        if self.count is not None:
+            self.pair_rows(vectors, right, c)
+            return
         tile = RegisterTile(e, None, self.rows, vectors)
         registers = tile.registers
         places = [
@@ -86,9 +94,40 @@ class _Product:
         for register, at in places:
             registers.store(register, at, self.line)
 
+    def pair_rows(self, vectors: int, right: Any, c: Any) -> None:
+        """Emit the tile of all rows by dot products of pairs; arguments are those of `tile`."""
+        e, b = self.e, self.e.b
+        upper = e.const(PAIR_ROWS * ROW_BYTES)
+        left, at, to = e.variable(self.count), e.variable(self.left), e.variable(c)
+        is_upper = e.variable(e.const(0))
+        with e.while_positive(left):
+            part = PairSums(e, PAIR_ROWS, vectors, e.const(ROW_BYTES), e.const(REGISTER_BYTES))
+            places = [
+                (slot, b.add(b.mul(self.line, e.const(i)), e.const(j * ROW_BYTES)))
+                for i, j, slot in part.each()
+            ]
+            with e.when(b.icmp_signed("!=", self.adds, e.const(0))):
+                for slot, offset in places:
+                    e.put(slot, e.load(b.add(e.get(to), offset)))
+            from_left, from_right = e.variable(e.get(at)), e.variable(right)
+            with e.loop(self.steps):
+                part.add(e.get(from_left), e.get(from_right), e.const(MATRIX_DEPTH // 2))
+                e.step(from_left, e.const(REGISTER_BYTES))
+                e.step(from_right, self.right_step)
+            for slot, offset in places:
+                e.store(e.get(slot), b.add(e.get(to), offset))
+            odd = b.icmp_signed("!=", e.get(is_upper), e.const(0))
+            e.step(at, b.select(odd, b.sub(self.left_register, upper), upper))
+            e.put(is_upper, b.xor(e.get(is_upper), e.const(1)))
+            e.step(to, b.mul(self.line, e.const(PAIR_ROWS)))
+            e.step(left, e.const(-PAIR_ROWS))
+
 
 def _emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
     e = Emit(builder, "float32", LANES)
+    if not host.has_bfloat16_tiles():
+        _Product(e, 2, args[1:], args[0]).emit()
+        return
     is_two = builder.icmp_signed(">", args[0], e.const(ROWS))
     with builder.if_else(is_two) as (two, one):
         with two:

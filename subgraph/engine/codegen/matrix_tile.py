@@ -1,9 +1,6 @@
-"""Matrix tiles: contraction tiles of bfloat16 over AMX's tile registers.
+"""Matrix tiles: contraction tiles of bfloat16 (`subgraph.engine.codegen.matrix_registers`).
 
-A tile register holds 16 rows of 64 bytes. One instruction (tdpbf16ps) multiplies 16 rows of 32
-elements of A with 32 rows of 16 columns of B and adds the products, in float32, to 16 x 16 sums:
-sixteen times as many products in a cycle as fused multiply-adds of float32. A contraction tile of
-two by two registers of sums loads four registers for four such instructions.
+A contraction tile of two by two registers of sums loads four registers for four instructions.
 
 Its arguments are a `TileBlock`, as those of `subgraph.engine.codegen.tile.contraction`. A step
 along K has `MATRIX_DEPTH` elements, so that A is rows of bfloat16, padded to whole steps. B is a
@@ -13,37 +10,26 @@ unless flags say that they are bfloat16 (`F_BFLOAT16_C`, `F_BFLOAT16_RESIDUAL`):
 row are then adjacent. Masked tiles do not support these flags.
 
 Rows of a register are independent: those beyond the rows of a tile are read, and may hold anything,
-but are not stored. Subnormal elements count as 0. (Source: Intel's Architecture Instruction Set
-Extensions Programming Reference, TDPBF16PS.)
+but are not stored. Subnormal elements count as 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.extending import register_jitable
 
 from subgraph.engine.codegen.bfloat16 import emit_bfloat16
-from subgraph.engine.codegen.dot import emit_dot4
 from subgraph.engine.codegen.emit import Emit
-from subgraph.engine.codegen.irtools import (
-    F32,
-    I8,
-    I16,
-    I32,
-    I64,
-    INT64,
-    VOID,
-    bf16_to_f32,
-    call_intrinsic,
-    define,
-    load_at,
-    pointer,
-    splat_value,
-    store_at,
+from subgraph.engine.codegen.irtools import I16, bf16_to_f32, load_at, store_at
+from subgraph.engine.codegen.matrix_registers import (
+    LANES,
+    PAIR_ROWS,
+    ROW_BYTES,
+    ROWS,
+    PairSums,
+    RegisterTile,
 )
 from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tiling import (
@@ -52,300 +38,14 @@ from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
     MATRIX_DEPTH,
-    MATRIX_ROW_BYTES,
-    MATRIX_ROWS,
 )
 from subgraph.system import host
-from subgraph.system.numba_internals import cgutils
 
-ROWS = MATRIX_ROWS
-ROW_BYTES = MATRIX_ROW_BYTES
-LANES = 16  # sums of float32 of a row
-REGISTER_BYTES = ROWS * ROW_BYTES
 _NARROW_BYTES = 2 * LANES  # bytes of a vector of C that is rounded to bfloat16
-# Registers of A and of B follow those of the sums.
-_SUMS, _LEFT, _RIGHT = 0, 4, 6
-_REGISTERS = 8
 _PACE_SHIFT = 7  # `TileBlock.pace` is for two steps, in bytes: cache lines of 64 bytes of one step
 _LOOPS = ("outer", "middle", "inner")
-# The configuration of all registers to their full size: Intel's "palette 1", whose bytes 16 to 31
-# are the bytes of a row of each register (16 bits), and bytes 48 to 55 the numbers of rows.
-_CONFIGURATION = bytes(
-    [1, *[0] * 15, *[ROW_BYTES, 0] * _REGISTERS, *[0] * 16, *[ROWS] * 8, *[0] * 8]
-)
-
-
-def _configure(builder: Any, _context: Any, args: Sequence[Any]) -> None:
-    if not host.is_emulated():
-        kind = ir.ArrayType(I8, len(_CONFIGURATION))
-        value = ir.Constant(kind, bytearray(_CONFIGURATION))
-        address = cgutils.alloca_once_value(builder, value)
-        # Registers of A have ``depth`` columns, those of B half as many rows of pairs.
-        depth = builder.trunc(args[0], I8)
-        columns = builder.shl(depth, I8(1))
-        rows = builder.lshr(depth, I8(1))
-        base = builder.ptrtoint(address, I64)
-        for register in (_LEFT, _LEFT + 1):
-            store_at(builder, builder.add(base, I64(16 + 2 * register)), columns, 1)
-        for register in (_RIGHT, _RIGHT + 1):
-            store_at(builder, builder.add(base, I64(48 + register)), rows, 1)
-        call_intrinsic(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [address])
-
-
-def _release(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
-    if not host.is_emulated():
-        call_intrinsic(builder, "llvm.x86.tilerelease", ir.VoidType(), [])
-
-
-# Intrinsics that a kernel calls before its first tile, with the elements of bfloat16 of a step
-# along K (an even number, at most `MATRIX_DEPTH`), and after its last one. Registers that are in
-# use make switching between threads slow.
-configure_tiles = define(VOID, [INT64], _configure)
-release_tiles = define(VOID, [], _release)
-
-
-@register_jitable
-def _configure_whole() -> None:
-    """Configure registers for steps of their full size."""
-    configure_tiles(MATRIX_DEPTH)
-
-
-@register_jitable
-def _nothing() -> None:
-    """Do nothing, in kernels without matrix tiles."""
-
-
-def tile_use(matrix: bool) -> tuple[Any, Any]:
-    """Return two functions, to be called before the first tile of a kernel and after its last one.
-
-    Args:
-        matrix: Whether its tiles are matrix tiles; otherwise the functions do nothing.
-    """
-    return (_configure_whole, release_tiles) if matrix else (_nothing, _nothing)
-
-
-@register_jitable
-def full_rows(left: int, mr: int) -> int:
-    """Return the rows of the next matrix tile: their registers have the cost of full ones."""
-    return min(left, mr)
-
-
-class TileRegisters:
-    """Emits the instructions of tile registers, or what they do on an emulated machine.
-
-    Args:
-        e: The emitter of the function that uses the registers.
-        depth: Elements of bfloat16 of a step, as `configure_tiles` was called with; LLVM int64.
-    """
-
-    def __init__(self, e: Emit, depth: Any) -> None:
-        self.e = e
-        self.pairs = e.b.lshr(depth, e.const(1))
-        self.slots: list[Any] = []
-        if host.is_emulated():
-            kind = ir.ArrayType(I8, REGISTER_BYTES)
-            with e.b.goto_entry_block():
-                for _ in range(_REGISTERS):
-                    slot = e.b.alloca(kind)
-                    slot.align = ROW_BYTES
-                    self.slots.append(e.b.ptrtoint(slot, I64))
-
-    def _call(self, name: str, *args: Any) -> None:
-        call_intrinsic(self.e.b, f"llvm.x86.{name}", ir.VoidType(), list(args))
-
-    def _copy(self, source: Any, source_row: Any, target: Any, target_row: Any) -> None:
-        """Copy the rows of a register between two addresses."""
-        e = self.e
-        at, to = e.variable(source), e.variable(target)
-        with e.loop(e.const(ROWS)):
-            e.store(e.load(e.get(at)), e.get(to))
-            e.step(at, source_row)
-            e.step(to, target_row)
-
-    def zero(self, register: int) -> None:
-        """Set all elements of a register to 0."""
-        if not self.slots:
-            self._call("tilezero", I8(register))
-            return
-        e, slot = self.e, self.slots[register]
-        for row in range(ROWS):
-            e.store(e.fconst(0.0), e.b.add(slot, e.const(row * ROW_BYTES)))
-
-    def load(self, register: int, address: Any, row: Any) -> None:
-        """Load a register.
-
-        Args:
-            register: Its number.
-            address: LLVM int64, of row 0.
-            row: LLVM int64, bytes between rows.
-        """
-        if self.slots:
-            self._copy(address, row, self.slots[register], self.e.const(ROW_BYTES))
-            return
-        self._call("tileloadd64", I8(register), pointer(self.e.b, address, I8), row)
-
-    def store(self, register: int, address: Any, row: Any) -> None:
-        """Store a register.
-
-        Args:
-            register: Its number.
-            address: LLVM int64, of row 0.
-            row: LLVM int64, bytes between rows.
-        """
-        if self.slots:
-            self._copy(self.slots[register], self.e.const(ROW_BYTES), address, row)
-            return
-        self._call("tilestored64", I8(register), pointer(self.e.b, address, I8), row)
-
-    def multiply(self, sums: int, left: int, right: int) -> None:
-        """Add the products of two registers of bfloat16 to one of float32.
-
-        Args:
-            sums: Number of the register of the sums.
-            left: Number of the register of A.
-            right: Number of the register of B.
-        """
-        if not self.slots:
-            self._call("tdpbf16ps", I8(sums), I8(left), I8(right))
-            return
-        e, b = self.e, self.e.b
-        words = ir.VectorType(I32, LANES)
-        upper = ir.Constant(words, [0xFFFF0000] * LANES)
-        shift = ir.Constant(words, [16] * LANES)
-
-        def add(total: Any, x: Any, y: Any) -> Any:
-            total = b.bitcast(total, e.vector)
-            # The element of the even row of B is the lower half of a pair.
-            lower_x, lower_y = (b.bitcast(b.shl(v, shift), e.vector) for v in (x, y))
-            upper_x, upper_y = (b.bitcast(b.and_(v, upper), e.vector) for v in (x, y))
-            return b.bitcast(e.fma(upper_x, upper_y, e.fma(lower_x, lower_y, total)), words)
-
-        self._emulate(sums, left, right, add)
-
-    def multiply_bytes(self, sums: int, left: int, right: int) -> None:
-        """Add the products of unsigned bytes of A and signed bytes of B to int32.
-
-        Args:
-            sums: Number of the register of the sums.
-            left: Number of the register of A.
-            right: Number of the register of B.
-        """
-        if not self.slots:
-            self._call("tdpbusd", I8(sums), I8(left), I8(right))
-            return
-        self._emulate(sums, left, right, lambda t, x, y: emit_dot4(self.e.b, t, x, y))
-
-    def _emulate(
-        self, sums: int, left: int, right: int, add: Callable[[Any, Any, Any], Any]
-    ) -> None:
-        """Emit the products of two registers, 32 bits of a row of A at a time.
-
-        Args:
-            sums: Register of the sums.
-            left: Register of A.
-            right: Register of B.
-            add: ``add(total, x, y)`` returns a row of sums plus the products of 32 bits of A, in
-                all lanes, with a row of B; all are vectors of i32.
-        """
-        e, b = self.e, self.e.b
-        words = ir.VectorType(I32, LANES)
-        at, to = e.variable(self.slots[left]), e.variable(self.slots[sums])
-        with e.loop(e.const(ROWS)):
-            total = e.variable(load_at(b, e.get(to), words, 4))
-            a, from_b = e.variable(e.get(at)), e.variable(self.slots[right])
-            with e.loop(self.pairs):
-                x = splat_value(b, load_at(b, e.get(a), I32, 4), LANES)
-                e.put(total, add(e.get(total), x, load_at(b, e.get(from_b), words, 4)))
-                e.step(a, e.const(4))
-                e.step(from_b, e.const(ROW_BYTES))
-            store_at(b, e.get(to), e.get(total), 4)
-            e.step(at, e.const(ROW_BYTES))
-            e.step(to, e.const(ROW_BYTES))
-
-
-class RegisterTile:
-    """A tile of ``rows x vectors`` registers of sums, common to matrix tiles of all dtypes.
-
-    Args:
-        e: The emitter.
-        t: Address of the tile's block.
-        rows: Registers of sums along the rows, 1 or 2.
-        vectors: Registers of sums along the columns, 1 or 2.
-        depth: Elements of bfloat16 of a step, LLVM int64; None: `MATRIX_DEPTH`.
-    """
-
-    def __init__(self, e: Emit, t: Any, rows: int, vectors: int, depth: Any = None) -> None:
-        self.e, self.t, self.rows, self.vectors = e, t, rows, vectors
-        self.registers = TileRegisters(e, e.const(MATRIX_DEPTH) if depth is None else depth)
-
-    def each(self) -> list[tuple[int, int, int]]:
-        """Return ``(i, j, register)`` of all sums: those of rows ``16 i`` and of vector j."""
-        return [
-            (i, j, _SUMS + i * self.vectors + j)
-            for i in range(self.rows)
-            for j in range(self.vectors)
-        ]
-
-    def multiply(
-        self,
-        left: Callable[[int], tuple[Any, Any]],
-        right: Callable[[int], tuple[Any, Any]],
-        add: Callable[[int, int, int], None],
-    ) -> None:
-        """Emit the products of one step.
-
-        Args:
-            left: Returns address and bytes between rows of register i of A.
-            right: The same of register j of B.
-            add: Adds the products of two registers to a third: `TileRegisters.multiply`.
-        """
-        loaded: set[int] = set()
-        # Each register is loaded just before its first use: products start after two loads.
-        for i, j, sums in self.each():
-            for register, place, number in ((_LEFT + i, left, i), (_RIGHT + j, right, j)):
-                if register not in loaded:
-                    loaded.add(register)
-                    self.registers.load(register, *place(number))
-            add(sums, _LEFT + i, _RIGHT + j)
-
-    def stored_sums(self) -> Any:
-        """Emit stores of all sums to the stack; return the address of their rows, adjacent."""
-        e, b = self.e, self.e.b
-        line = self.vectors * ROW_BYTES
-        with b.goto_entry_block():
-            slot = b.alloca(ir.ArrayType(F32, self.rows * ROWS * self.vectors * LANES))
-            slot.align = ROW_BYTES
-        sums = b.ptrtoint(slot, I64)
-        for i, j, register in self.each():
-            to = b.add(sums, e.const(i * ROWS * line + j * ROW_BYTES))
-            self.registers.store(register, to, e.const(line))
-        return sums
-
-    @contextmanager
-    def sum_rows(self, sums: Any, rows: Any) -> Generator[Any]:
-        """Emit the body of a ``with`` as a loop over rows of sums that are rows of C.
-
-        Args:
-            sums: Result of `stored_sums`.
-            rows: Number of rows of sums, gaps between runs of rows of C included; LLVM int64.
-
-        Yields:
-            The address of the sums of a row.
-        """
-        e, b = self.e, self.e.b
-        line = e.const(self.vectors * ROW_BYTES)
-        run, gap = e.word(self.t, "run_rows"), e.word(self.t, "gap_rows")
-        is_one_run = b.icmp_signed("==", run, e.const(0))
-        own, left = e.variable(sums), e.variable(rows)
-        most = e.variable(b.select(is_one_run, rows, e.word(self.t, "first_run")))
-        with e.while_positive(left):
-            count = b.select(b.icmp_signed("<", e.get(left), e.get(most)), e.get(left), e.get(most))
-            with e.loop(count):
-                yield e.get(own)
-                e.step(own, line)
-            e.put(left, b.sub(b.sub(e.get(left), count), gap))
-            e.step(own, b.mul(gap, line))
-            e.put(most, run)
+# Emits the products of a step: address of A, address of B, whether the step is the last one.
+_Step = Callable[[Any, Any, Any], None]
 
 
 class _MatrixTile(RegisterTile):
@@ -368,9 +68,9 @@ class _MatrixTile(RegisterTile):
         self.a_register = e.word(t, "a_register")
         self.b_vector = e.word(t, "b_vector")
         self.ahead = e.variable(e.word(t, "ahead"))
-        self.ahead_lines = e.b.ashr(e.word(t, "pace"), e.const(_PACE_SHIFT))
+        self.ahead_left = e.variable(e.b.ashr(e.word(t, "pace"), e.const(_PACE_SHIFT)))
 
-    def step(self, a: Any, b: Any) -> None:
+    def step(self, a: Any, b: Any, _is_last: Any) -> None:
         """Emit the products of one step, whose operands begin at two addresses."""
         e = self.e
 
@@ -385,29 +85,34 @@ class _MatrixTile(RegisterTile):
     def fetch(self) -> None:
         """Emit the prefetches of a step into the L2 cache: half of `TileBlock.pace` bytes."""
         e = self.e
-        with e.loop(self.ahead_lines):
+        with e.loop(e.get(self.ahead_left)):
             e.prefetch(e.get(self.ahead), near=False)
             e.step(self.ahead, e.const(ROW_BYTES))
 
-    def loops(self, names: Sequence[str], a: Any, b: Any) -> None:
+    def loops(self, names: Sequence[str], a: Any, b: Any, step: _Step, is_last: Any = None) -> None:
         """Emit the loops ``names`` of the block and, inside them, that over the steps.
 
         Args:
             names: Names of loops, the outermost first.
             a: Variable with the address of A, which is advanced.
             b: Variable with the address of B, which is advanced.
+            step: Emits the products of a step.
+            is_last: Whether the outer loop is in its last iteration, LLVM i1.
         """
         e, t = self.e, self.t
         if not names:
             a_step, b_step = e.word(t, "a_step"), e.word(t, "b_step")
-            with e.loop(e.word(t, "steps")):
-                self.step(e.get(a), e.get(b))
+            with e.loop(e.word(t, "steps")) as left:
+                is_end = e.b.icmp_signed("==", left, e.const(1))
+                step(e.get(a), e.get(b), e.b.and_(is_last, is_end))
                 self.fetch()
                 e.step(a, a_step)
                 e.step(b, b_step)
             return
-        with e.loop(e.word(t, f"{names[0]}_count")):
-            self.loops(names[1:], e.variable(e.get(a)), e.variable(e.get(b)))
+        with e.loop(e.word(t, f"{names[0]}_count")) as left:
+            if is_last is None:
+                is_last = e.b.icmp_signed("==", left, e.const(1))
+            self.loops(names[1:], e.variable(e.get(a)), e.variable(e.get(b)), step, is_last)
             e.step(a, e.word(t, f"{names[0]}_a"))
             e.step(b, e.word(t, f"{names[0]}_b"))
 
@@ -434,8 +139,9 @@ class _MatrixTile(RegisterTile):
     def finish(self, rows: Any) -> None:
         """Emit the epilogue of ``rows`` (LLVM int64) rows: add, apply the bounds, store C."""
         e, t, b = self.e, self.t, self.e.b
+        residual, c = e.word(t, "residual"), e.word(t, "c")
         if self.mask is not None:
-            self.finish_rows(rows)
+            self.finish_rows(rows, self.stored_sums(), residual, c)
             return
         # Whole registers to which nothing is done are stored at once.
         left = b.xor(rows, e.const(self.rows * ROWS))
@@ -445,78 +151,30 @@ class _MatrixTile(RegisterTile):
             with whole:
                 line, step = e.word(t, "c_row"), e.word(t, "c_vector")
                 for i, j, register in self.each():
-                    at = b.add(e.word(t, "c"), b.mul(step, e.const(j)))
+                    at = b.add(c, b.mul(step, e.const(j)))
                     at = b.add(at, b.mul(line, e.const(i * ROWS)))
                     self.registers.store(register, at, line)
             with otherwise:
-                self.finish_rows(rows)
+                self.finish_rows(rows, self.stored_sums(), residual, c)
 
-    def finish_rows(self, rows: Any) -> None:
-        """Emit the epilogue row by row."""
-        e, t, b = self.e, self.t, self.e.b
-        sums = self.stored_sums()
-        flags = e.word(t, "flags")
-        low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
-        high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
-        rounds = e.flag(flags, F_BFLOAT16_C)
-        start = e.word(t, "start")
-        residual, c = (e.variable(e.word(t, name)) for name in ("residual", "c"))
-        has_start, has_residual = (
-            b.icmp_signed("!=", address, e.const(0)) for address in (start, e.get(residual))
-        )
-        names = ("start_vector", "residual_row", "residual_vector", "c_row", "c_vector")
-        w = {name: e.word(t, name) for name in names}
+    def finish_rows(self, rows: Any, sums: Any, residual: Any, c: Any) -> None:
+        """Emit the epilogue row by row.
 
-        def add(values: Sequence[Any], address: Any, vector: Any) -> None:
-            for j, value in enumerate(values):
-                at = b.add(address, b.mul(vector, e.const(j)))
-                e.put(value, b.fadd(e.load(at, self.lane_mask(j)), e.get(value)))
-
-        is_narrow = e.flag(flags, F_BFLOAT16_RESIDUAL)
-        with self.sum_rows(sums, rows) as own:
-            values = [
-                e.variable(e.load(b.add(own, e.const(j * ROW_BYTES)))) for j in range(self.vectors)
-            ]
-            if self.mask is None:
-                with e.when(b.and_(has_residual, is_narrow)):
-                    for j, value in enumerate(values):
-                        at = b.add(e.get(residual), e.const(j * _NARROW_BYTES))
-                        e.put(value, b.fadd(self.load_bfloat16(at), e.get(value)))
-                    e.step(residual, w["residual_row"])
-            else:
-                with e.when(has_start):
-                    add(values, start, w["start_vector"])
-            with e.when(b.and_(has_residual, b.not_(is_narrow))):
-                add(values, e.get(residual), w["residual_vector"])
-                e.step(residual, w["residual_row"])
-            results = [self.bounded(e.get(value), low, high) for value in values]
-            if self.mask is not None:
-                self.store_row(results, e.get(c), w["c_vector"])
-            else:
-                with b.if_else(rounds) as (rounded, otherwise):
-                    with rounded:
-                        for j, value in enumerate(results):
-                            at = b.add(e.get(c), e.const(j * _NARROW_BYTES))
-                            store_at(b, at, emit_bfloat16(b, value), 2)
-                    with otherwise:
-                        self.store_row(results, e.get(c), w["c_vector"])
-            e.step(c, w["c_row"])
-
-    def store_row(self, values: Sequence[Any], address: Any, step: Any) -> None:
-        """Store the vectors of a row of float32, ``step`` bytes apart."""
+        Args:
+            rows: Rows, LLVM int64.
+            sums: Address of their sums.
+            residual: Address of the residual of the first row; 0: none.
+            c: Address of the first row of C.
+        """
         e, b = self.e, self.e.b
-        for j, value in enumerate(values):
-            e.store(value, b.add(address, b.mul(step, e.const(j))), self.lane_mask(j))
-
-    def bounded(self, value: Any, low: Any, high: Any) -> Any:
-        """Return a vector between bounds; NaN passes both, since comparisons with it are false."""
-        b = self.e.b
-        value = b.select(b.fcmp_ordered(">", low, value), low, value)
-        return b.select(b.fcmp_ordered("<", high, value), high, value)
-
-    def load_bfloat16(self, address: Any) -> Any:
-        """Load a vector of bfloat16 as float32."""
-        return bf16_to_f32(self.e.b, load_at(self.e.b, address, ir.VectorType(I16, LANES), 2))
+        epilogue = _Epilogue(self)
+        residual, c = e.variable(residual), e.variable(c)
+        with self.sum_rows(sums, rows) as own:
+            places = (b.add(own, e.const(j * ROW_BYTES)) for j in range(self.vectors))
+            values = [e.variable(e.load(at)) for at in places]
+            epilogue.emit([values], e.get(residual), e.get(c))
+            e.step(residual, epilogue.residual_row)
+            e.step(c, epilogue.c_row)
 
     def lane_mask(self, j: int) -> Any:
         """Return the mask of vector j of a row; None if all its lanes exist."""
@@ -526,8 +184,175 @@ class _MatrixTile(RegisterTile):
         """Emit the whole tile of ``rows`` (LLVM int64) rows."""
         e, t = self.e, self.t
         self.start()
-        self.loops(_LOOPS, e.variable(e.word(t, "a")), e.variable(e.word(t, "b")))
+        self.loops(_LOOPS, e.variable(e.word(t, "a")), e.variable(e.word(t, "b")), self.step)
         self.finish(rows)
+
+
+class _PairTile(_MatrixTile):
+    """Emits the same tile by dot products of pairs: 8 rows at a time, or the last 4 alone."""
+
+    def __init__(self, e: Emit, t: Any, rows: int, vectors: int, masked: bool) -> None:
+        super().__init__(e, t, rows, vectors, masked)
+        last, pairs = e.word(t, "last_depth"), self.registers.pairs
+        is_whole = e.b.icmp_signed("==", last, e.const(0))
+        self.last_pairs = e.b.select(is_whole, pairs, e.b.lshr(last, e.const(1)))
+
+    def emit(self, rows: Any) -> None:
+        """Emit the whole tile of ``rows`` (LLVM int64) rows."""
+        e, t, b = self.e, self.t, self.e.b
+        sums = self.room_for_sums()
+        residual_row, c_row = e.word(t, "residual_row"), e.word(t, "c_row")
+        names = ("a", "residual", "c")
+        a, residual, c = (e.variable(e.word(t, name)) for name in names)
+        left, to = e.variable(rows), e.variable(sums)
+        upper = b.mul(self.a_row, e.const(PAIR_ROWS))
+        is_upper = e.variable(e.const(0))
+        has_residual = b.icmp_signed("!=", e.word(t, "residual"), e.const(0))
+        residual_step = b.select(has_residual, b.mul(residual_row, e.const(PAIR_ROWS)), e.const(0))
+        # Results of whole groups of rows are stored from registers, unless rows have gaps.
+        is_adjacent = b.icmp_signed("==", e.word(t, "run_rows"), e.const(0))
+        epilogue = _Epilogue(self)
+        whole_rows = e.variable(e.const(0))
+        with e.while_positive(left):
+            few = b.icmp_signed("<=", e.get(left), e.const(PAIR_ROWS // 2))
+            with b.if_else(few) as (half, whole):
+                with half:
+                    self.store_sums(self.products(PAIR_ROWS // 2, e.get(a)), e.get(to))
+                with whole:
+                    part = self.products(PAIR_ROWS, e.get(a))
+                    is_full = b.icmp_signed(">=", e.get(left), e.const(PAIR_ROWS))
+                    with b.if_else(b.and_(is_adjacent, is_full)) as (stores, otherwise):
+                        with stores:
+                            epilogue.emit(part.by_row(), e.get(residual), e.get(c))
+                            e.step(residual, residual_step)
+                            e.step(c, b.mul(c_row, e.const(PAIR_ROWS)))
+                            e.step(whole_rows, e.const(PAIR_ROWS))
+                        with otherwise:
+                            self.store_sums(part, e.get(to))
+            # Only the first rows prefetch what the tile shall.
+            e.put(self.ahead_left, e.const(0))
+            e.step(to, e.const(PAIR_ROWS * self.vectors * ROW_BYTES))
+            odd = b.icmp_signed("!=", e.get(is_upper), e.const(0))
+            e.step(a, b.select(odd, b.sub(self.a_register, upper), upper))
+            e.put(is_upper, b.xor(e.get(is_upper), e.const(1)))
+            e.step(left, e.const(-PAIR_ROWS))
+        done = b.mul(e.get(whole_rows), e.const(self.vectors * ROW_BYTES))
+        rest = b.sub(rows, e.get(whole_rows))
+        self.finish_rows(rest, b.add(sums, done), e.get(residual), e.get(c))
+
+    def products(self, rows: int, a: Any) -> PairSums:
+        """Emit the sums of a few rows, of which the first one of A is at address ``a``."""
+        e, t, b = self.e, self.t, self.e.b
+        part = PairSums(e, rows, self.vectors, self.a_row, self.b_vector)
+        start, vector = e.word(t, "start"), e.word(t, "start_vector")
+        if self.mask is None:
+            with e.when(b.icmp_signed("!=", start, e.const(0))):
+                for _, j, slot in part.each():
+                    e.put(slot, e.load(b.add(start, b.mul(vector, e.const(j)))))
+        pairs, last = self.registers.pairs, self.last_pairs
+
+        def step(at_a: Any, at_b: Any, is_last: Any) -> None:
+            part.add(at_a, at_b, b.select(is_last, last, pairs))
+
+        self.loops(_LOOPS, e.variable(a), e.variable(e.word(t, "b")), step)
+        return part
+
+    def store_sums(self, part: PairSums, address: Any) -> None:
+        """Store sums, rows adjacent."""
+        e = self.e
+        for i, j, slot in part.each():
+            at = e.b.add(address, e.const((i * self.vectors + j) * ROW_BYTES))
+            e.store(e.get(slot), at)
+
+
+class _Epilogue:
+    """Emits what a tile does to rows of sums: add, apply the bounds, store C.
+
+    Args:
+        tile: The tile.
+    """
+
+    def __init__(self, tile: _MatrixTile) -> None:
+        e, t, b = tile.e, tile.t, tile.e.b
+        self.tile, self.e = tile, e
+        flags = e.word(t, "flags")
+        self.low = b.select(e.flag(flags, F_LO), e.word_splat(t, "low"), e.fconst(float("-inf")))
+        self.high = b.select(e.flag(flags, F_HI), e.word_splat(t, "high"), e.fconst(float("inf")))
+        self.rounds = e.flag(flags, F_BFLOAT16_C)
+        self.is_narrow = e.flag(flags, F_BFLOAT16_RESIDUAL)
+        self.start, residual = e.word(t, "start"), e.word(t, "residual")
+        self.has_start, self.has_residual = (
+            b.icmp_signed("!=", address, e.const(0)) for address in (self.start, residual)
+        )
+        self.start_vector, self.residual_vector = (
+            e.word(t, name) for name in ("start_vector", "residual_vector")
+        )
+        self.c_row, self.c_vector = e.word(t, "c_row"), e.word(t, "c_vector")
+        row = e.word(t, "residual_row")
+        self.residual_row = b.select(self.has_residual, row, e.const(0))
+
+    def emit(self, rows: Sequence[Sequence[Any]], residual: Any, c: Any) -> None:
+        """Emit the epilogue of some rows.
+
+        Args:
+            rows: Variables with the vectors of each row.
+            residual: Address of the residual of the first row.
+            c: Address of the first row of C.
+        """
+        e, b, masked = self.e, self.e.b, self.tile.mask is not None
+        if masked:
+            with e.when(self.has_start):
+                for row in rows:
+                    self.add(row, self.start, self.start_vector)
+        else:
+            with e.when(b.and_(self.has_residual, self.is_narrow)):
+                for i, row in enumerate(rows):
+                    at = b.add(residual, b.mul(self.residual_row, e.const(i)))
+                    for j, value in enumerate(row):
+                        added = self.load_bfloat16(b.add(at, e.const(j * _NARROW_BYTES)))
+                        e.put(value, b.fadd(added, e.get(value)))
+        with e.when(b.and_(self.has_residual, b.not_(self.is_narrow))):
+            for i, row in enumerate(rows):
+                at = b.add(residual, b.mul(self.residual_row, e.const(i)))
+                self.add(row, at, self.residual_vector)
+        places = [b.add(c, b.mul(self.c_row, e.const(i))) for i in range(len(rows))]
+        results = [[self.bounded(e.get(value)) for value in row] for row in rows]
+        if masked:
+            self.store(results, places)
+            return
+        with b.if_else(self.rounds) as (rounded, otherwise):
+            with rounded:
+                for row, place in zip(results, places, strict=True):
+                    for j, value in enumerate(row):
+                        at = b.add(place, e.const(j * _NARROW_BYTES))
+                        store_at(b, at, emit_bfloat16(b, value), 2)
+            with otherwise:
+                self.store(results, places)
+
+    def add(self, row: Sequence[Any], address: Any, step: Any) -> None:
+        """Add vectors of float32, ``step`` bytes apart, to those of a row."""
+        e, b = self.e, self.e.b
+        for j, value in enumerate(row):
+            at = b.add(address, b.mul(step, e.const(j)))
+            e.put(value, b.fadd(e.load(at, self.tile.lane_mask(j)), e.get(value)))
+
+    def store(self, rows: Sequence[Sequence[Any]], places: Sequence[Any]) -> None:
+        """Store rows of float32 at addresses."""
+        e, b = self.e, self.e.b
+        for row, place in zip(rows, places, strict=True):
+            for j, value in enumerate(row):
+                at = b.add(place, b.mul(self.c_vector, e.const(j)))
+                e.store(value, at, self.tile.lane_mask(j))
+
+    def bounded(self, value: Any) -> Any:
+        """Return a vector between bounds; NaN passes both, since comparisons with it are false."""
+        b = self.e.b
+        value = b.select(b.fcmp_ordered(">", self.low, value), self.low, value)
+        return b.select(b.fcmp_ordered("<", self.high, value), self.high, value)
+
+    def load_bfloat16(self, address: Any) -> Any:
+        """Load a vector of bfloat16 as float32."""
+        return bf16_to_f32(self.e.b, load_at(self.e.b, address, ir.VectorType(I16, LANES), 2))
 
 
 def contraction(
@@ -548,13 +373,18 @@ def contraction(
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
-        _MatrixTile(e, t, rows, vectors, masked).emit(count)
+        kind(e, t, rows, vectors, masked).emit(count)
 
-    sizes = [(rows, v) for v in range(1, nv + 1) for rows in range(1, mr // ROWS + 1)]
+    most = mr // ROWS
+    kind = _MatrixTile if host.has_bfloat16_tiles() else _PairTile
+    # Dot products of pairs have one function for all rows.
+    by_registers = host.has_bfloat16_tiles()
+    heights = range(1, most + 1) if by_registers else (most,)
+    sizes = [(rows, v) for v in range(1, nv + 1) for rows in heights]
     name = "masked_matrix_tile" if masked else "matrix_tile"
     tiles = size_switch(name, dtype, lanes, sizes, emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        tiles(args, (begin + ROWS - 1) // ROWS, end, begin)
+        tiles(args, (begin + ROWS - 1) // ROWS if by_registers else most, end, begin)
 
     return kernel

@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, load_at, splat_value, store_at
-from subgraph.engine.codegen.matrix_tile import LANES, ROW_BYTES, ROWS, RegisterTile
+from subgraph.engine.codegen.matrix_registers import LANES, ROW_BYTES, ROWS, RegisterTile
 from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tile_int import IntegerTileBlock, Requantizer
 from subgraph.engine.codegen.tiling import MATRIX_TILE

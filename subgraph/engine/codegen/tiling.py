@@ -61,6 +61,8 @@ class TileBlock(WordBlock):
         gap_rows: Rows of sums between runs, which are not rows of C.
         first_run: Rows of the first run, if there are gaps.
         depth: Elements of A of a step (emulated matrix tiles only); 0: `MATRIX_DEPTH`.
+        last_depth: Elements of A, an even number, of the last step of the last iteration of the
+            outer loop; 0: as of other steps. Only dot products of pairs need not read the rest.
     """
 
     a: Address
@@ -104,6 +106,7 @@ class TileBlock(WordBlock):
     gap_rows: int
     first_run: int
     depth: int
+    last_depth: int
 
 
 # Flags of `TileBlock.flags`.

@@ -84,14 +84,19 @@ def _padded(channels: int, lanes: int) -> int:
     return -(-channels // lanes) * lanes
 
 
-def float_block(graph: Graph) -> int:
+def float_block(graph: Graph, *, rounds: bool = False) -> int:
     """Return the channels of a block of float32 values: a whole vector, or half of one.
 
     The number depends on the graph and the processor, not on the sizes of a run, so that all plans
     of a graph share their packed weights.
+
+    Args:
+        graph: The graph.
+        rounds: Whether products may round their operands to bfloat16, of which whole vectors are
+            multiplied.
     """
     lanes = host.lanes("float32")
-    if not host.splits_512_bit_vectors():
+    if not host.splits_512_bit_vectors() or (rounds and host.multiplies_bfloat16()):
         return lanes
     sizes: list[ConvolutionSize] = []
     for node in (node for level in graph.levels() for node in level.nodes):

@@ -132,7 +132,9 @@ class Planner:
         self.memory_limit = memory_limit()
         self.folded: list[Any] = []
         self.folded_bytes = self.derived_bytes = 0
-        self.layouts = LayoutAssigner(self.items.append, options.blocked, float_block(graph))
+        rounds = options.properties.get("INFERENCE_PRECISION") == "bfloat16"
+        block = float_block(graph, rounds=rounds)
+        self.layouts = LayoutAssigner(self.items.append, options.blocked, block)
         self.inputs = [
             self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)
         ]

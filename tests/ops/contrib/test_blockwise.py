@@ -86,7 +86,7 @@ def test_products(
     }
     got, kernels = kernels_of(sg.compile_model(graph, "CPU", config), a)
     few = 2 * rows if stacked else rows
-    narrow = precision == "bfloat16" and host.has_bfloat16_tiles()
+    narrow = precision == "bfloat16" and host.multiplies_bfloat16()
     if level == 4:
         in_bytes = not narrow or few <= 64
         assert ("few_rows_of_bytes" in kernels) == in_bytes

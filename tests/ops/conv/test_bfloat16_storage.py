@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
+from subgraph.system import host
 
 pytestmark = pytest.mark.usefixtures("tiles")
-OPTION = {"INFERENCE_PRECISION": "bfloat16"}
+# Where products are dot products, Winograd's algorithm in float32 is often faster.
+OPTION = {"INFERENCE_PRECISION": "bfloat16", "WINOGRAD": False}
 CHANNELS = st.sampled_from([20, 32, 48, 64, 96])
 
 
@@ -96,11 +98,12 @@ def networks(draw: st.DrawFn) -> tuple[sg.Graph, Array]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(made=networks(), threads=st.integers(1, 2))
-def test_random_networks(made: tuple[sg.Graph, Array], threads: int) -> None:
+@given(made=networks(), threads=st.integers(1, 2), winograd=st.booleans())
+def test_random_networks(made: tuple[sg.Graph, Array], threads: int, winograd: bool) -> None:
     graph, x = made
     exact = sg.compile_model(graph, "CPU")([x])
-    model = sg.compile_model(graph, "CPU", {**OPTION, "INFERENCE_NUM_THREADS": threads})
+    more = {"INFERENCE_NUM_THREADS": threads, "WINOGRAD": winograd}
+    model = sg.compile_model(graph, "CPU", OPTION | more)
     results = model([x])
     for position in range(len(graph.outputs)):
         got, want = results[position], exact[position]
@@ -108,8 +111,9 @@ def test_random_networks(made: tuple[sg.Graph, Array], threads: int) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=0.03 * max(1.0, np.abs(want).max()))
 
 
-def kernels_of(graph: sg.Graph, x: Array) -> list[str]:
-    model = sg.compile_model(graph, "CPU", {**OPTION, "ENABLE_PROFILING": True})
+def kernels_of(graph: sg.Graph, x: Array, *, winograd: bool = False) -> list[str]:
+    more = {"ENABLE_PROFILING": True, "WINOGRAD": winograd}
+    model = sg.compile_model(graph, "CPU", OPTION | more)
     request = model.create_infer_request()
     request.infer([x])
     return [entry.kernel for entry in request.profile()]
@@ -134,6 +138,14 @@ def bottlenecks(*between: str, act: str = "Relu") -> tuple[sg.Graph, Array]:
                 net.add(act)
     graph = sg.Graph([net.x], [ops.GlobalAveragePool(net.values[-1][0])])
     return graph, net.rng.standard_normal((1, 64, 12, 12)).astype(np.float32)
+
+
+def test_values_that_winograd_reads_stay_float32() -> None:
+    graph, x = bottlenecks()
+    kernels = kernels_of(graph, x, winograd=True)
+    # Matrix tiles are faster than Winograd's transforms; dot products are not.
+    assert any("winograd" in kernel for kernel in kernels) == (not host.has_bfloat16_tiles())
+    assert not any("from_bfloat16" in kernel for kernel in kernels)
 
 
 @pytest.mark.parametrize("act", ["Relu", "HardSwish"])

@@ -17,7 +17,8 @@ from subgraph.graph.types import Array
 from tests.support.conv import reference
 
 pytestmark = pytest.mark.usefixtures("tiles")
-OPTION = {"INFERENCE_PRECISION": "bfloat16"}
+# Where products are dot products, Winograd's algorithm in float32 is often faster.
+OPTION = {"INFERENCE_PRECISION": "bfloat16", "WINOGRAD": False}
 TRIPLES = st.tuples(*[st.integers(1, 3)] * 3)
 
 
