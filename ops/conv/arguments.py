@@ -188,6 +188,24 @@ class GatherArguments(GatherOperands, WindowArguments):
     x_image: int
 
 
+class RepeatArguments(KernelArguments):
+    """Arguments of `repeat`; a work unit is a block of channels of y that the kernel writes.
+
+    Attributes:
+        x: Images in blocks of channels.
+        y: Images with each channel several times, in blocks of channels.
+        x_blocks: Blocks of an image of x.
+        y_blocks: Blocks of an image of y.
+        pixels: Pixels of an image.
+    """
+
+    x: Address
+    y: Address
+    x_blocks: int
+    y_blocks: int
+    pixels: int
+
+
 class DepthwiseOperands(ConvOperands):
     """Operands of `depthwise`; weights are [block][taps along depth, height, width][lane].
 

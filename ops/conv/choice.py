@@ -84,6 +84,7 @@ _BYTES_PER_CYCLE, _BYTES_PER_CYCLE_FEW_ROWS = 8.0, 3.0
 # The model of costs was checked as a whole: the time of eleven networks was 0.97 to 1.02 of that
 # with kernels that were chosen by measured times (one thread, AVX-512).
 _MAX_IMAGE_CHANNELS = 3  # channels of an image: up to here IMAGE is used with vectors of any size
+_MAX_REPEATS = 8  # outputs of a channel up to which DEPTHWISE reads repeated channels
 _MAX_PADDED_RATIO = 8  # multiplications with zeros included, to those of a grouped convolution
 _TRANSFORM_CYCLES = 7  # cycles for each vector that Winograd's transforms read or write
 _PHASE_CYCLES = 2  # cycles for each element that is written to its phase
@@ -110,7 +111,7 @@ def choose(job: Job) -> Algorithm:
     g, of = job.g, job.of
     if not job.constant:
         return _choose_for_computed_weights(job)
-    if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
+    if g.groups > 1 == g.inputs and g.outputs <= _MAX_REPEATS:
         return DEPTHWISE
     if has_matrix_tiles(job.low, job.of, job.g, job.w):
         if g.inputs >= _MIN_MATRIX_INPUTS:
@@ -139,6 +140,10 @@ def choose(job: Job) -> Algorithm:
         banded = sum(count * of.lanes * of.nv for _, count in bands(g, of))
         if min(dense, banded) > _MAX_PADDED_RATIO * g.groups * g.inputs * g.outputs / of.lanes:
             return GENERIC
+        # Weights of a volume are packed for single groups.
+        pairs = g.kernel[0] == 1 and _multiplies_bfloat16(job.low, of, job.w)
+        if pairs and dense / 2 <= banded:
+            return MATRIX
         return DIRECT if dense <= banded else BANDS
     # With so few channels, blocks are mostly padding. Between blocked neighbours they are still
     # better than converting both images (estimate of the ratio).
@@ -157,10 +162,12 @@ def has_matrix_tiles(low: Lowering, of: Tiles, g: Geometry, w: Operand) -> bool:
         g: Sizes of the convolution, transposed or not.
         w: The weights.
     """
-    if of.lanes != 16 or not product_tiles(of, low, w).operands:
-        return False
     whole = g.inputs % of.lanes == g.outputs % of.lanes == 0
-    return g.groups == 1 or whole
+    return (g.groups == 1 or whole) and _multiplies_bfloat16(low, of, w)
+
+
+def _multiplies_bfloat16(low: Lowering, of: Tiles, w: Operand) -> bool:
+    return of.lanes == MATRIX_ROWS and bool(product_tiles(of, low, w).operands)
 
 
 def _choose_for_computed_weights(job: Job) -> Algorithm:

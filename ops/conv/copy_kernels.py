@@ -1,4 +1,4 @@
-"""Copies of the inputs of convolutions: boxes of an image, or for each tap the pixels it reads."""
+"""Copies of the inputs of convolutions: boxes of images, pixels of a tap, repeated channels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numba.extending import register_jitable
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
-from subgraph.engine.codegen.simd import ld, st, vec
+from subgraph.engine.codegen.simd import ld, shuffle, st, vec
 from subgraph.ops.movement.window_arguments import WindowArguments
 
-from .arguments import GatherArguments
+from .arguments import GatherArguments, RepeatArguments
 
 
 class Box(WordBlock):
@@ -203,5 +203,39 @@ def gather(*, dtype: str, lanes: int) -> Callable[..., None]:
             where.depth = slice_ % depth * a.stride_depth - a.pad_depth
             x = a.x + slice_ // depth * a.x_image + block * area
             copy(a, x, a.y + unit * taps * rows * cols * pixel, 1, where)
+
+    return kernel
+
+
+def repeat(*, dtype: str, lanes: int, times: int, part: int) -> Callable[..., None]:
+    """Return the kernel of `RepeatArguments`, which writes each channel of images several times.
+
+    Lane k of result block b is channel ``(b * lanes + k) // times``, so that all blocks whose
+    number leaves the remainder ``part`` when it is divided by ``times`` pick the same lanes.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Channels of a block.
+        times: Copies of a channel.
+        part: The remainder of the blocks that the kernel writes.
+    """
+    arguments = view_of(RepeatArguments)
+    v = vec(dtype, lanes)
+    load, store = v.load, v.store
+    pick = shuffle(dtype, lanes, [(part * lanes + lane) // times for lane in range(lanes)])
+    pixel = lanes * item_bytes(dtype)
+
+    def kernel(args: int, begin: int, end: int, _worker: int) -> None:
+        a = arguments(args)
+        area = a.pixels * pixel
+        # Blocks of an image that this kernel writes.
+        own = (a.y_blocks - part + times - 1) // times
+        for unit in range(begin, end):
+            image, number = unit // own, unit % own
+            x = a.x + (image * a.x_blocks + number) * area
+            y = a.y + (image * a.y_blocks + number * times + part) * area
+            for i in range(0, area, pixel):
+                value = load(x + i)
+                store(y + i, pick(value, value))
 
     return kernel

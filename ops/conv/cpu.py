@@ -55,7 +55,7 @@ from .arguments import GenericArguments
 from .bfloat16.cpu import emit_matrix_convolution, gathers, volume_weights
 from .bfloat16.image import image_weights
 from .choice import Algorithm, Method, choose, stores_bfloat16
-from .depthwise import emit_depthwise, has_windows
+from .depthwise import emit_depthwise, has_windows, repeat_channels
 from .direct import emit_direct
 from .job import Job, read_job
 from .polyphase import OUTPUTS, emit_phases, phase_weights, phases_of
@@ -199,15 +199,18 @@ def _direct(job: Job, *, plain: bool) -> None:
 
 def _matrix(job: Job, *, plain: bool) -> None:
     low, of = job.low, product_tiles(job.of, job.low, job.w)
-    g, x = (job.g, job.x) if plain else (job.g.folded(), blocked(low, of, job.x))
+    together = merged(job.g, of.lanes)
+    g, x = job.g, job.x
+    if not plain:
+        g, x = merge(g, together).folded(), blocked(low, of, x)
     if plain:
         weight = job.weight(f"conv image {of.nv}x{of.lanes}", image_weights(g, of))
     elif g.kernel[0] == 1 or gathers(of, g):
-        weight = _direct_weight(job, of, 1, plain=False)
+        weight = _direct_weight(job, of, together, plain=False)
     else:
         recipe = f"conv volume {of.nv}x{of.lanes} groups {g.groups} {of.packed_as}"
         weight = job.weight(recipe, volume_weights(of, g))
-    if stores_bfloat16(low, job.y, job.g.outputs, job.act):
+    if stores_bfloat16(low, job.y, g.outputs, job.act):
         job.y.store_as_bfloat16()
     with _blocked_output(job) as out:
         packed = PackedConv(of, g, x, weight, _bias(job), out, job.act)
@@ -230,7 +233,10 @@ def _banded(job: Job) -> None:
 def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
     weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
-    x = blocked(low, of, job.x)
+    x: Argument = blocked(low, of, job.x)
+    if g.inputs == 1 < g.outputs:
+        x = repeat_channels(low, of, g, x)
+        g = attrs.evolve(g, groups=job.channels_out, outputs=1)
     # `windows` can round its results, before no activation and beside no residual.
     exact = job.residual is not None or job.act.kernel != 0 or not has_windows(of, g)
     rounds = of.lanes == MATRIX_ROWS and product_tiles(of, low, job.w).operands and not exact

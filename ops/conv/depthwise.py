@@ -7,14 +7,14 @@ from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import Lowering
-from subgraph.engine.planner.operands import Operand
+from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.movement.packed_conv import PackedConv
 from subgraph.ops.shared.tile_planning import Tiles, grain
 from subgraph.system.host import caches
 
-from .arguments import DepthwiseArguments, WindowRowsArguments
+from .arguments import DepthwiseArguments, RepeatArguments, WindowRowsArguments
 
 
 def has_windows(of: Tiles, g: Geometry) -> bool:
@@ -27,6 +27,40 @@ def has_windows(of: Tiles, g: Geometry) -> bool:
         and of.has_windows(g.kernel[2], g.strides[2])
         and max(g.pads[2], outside) <= g.kernel[2] // 2
     )
+
+
+def repeat_channels(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Argument:
+    """Emit the steps that write each channel once for every output that reads it.
+
+    A depthwise convolution with several outputs for a channel is one with one output, of these.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: Tiles of direct convolutions.
+        g: Sizes of the convolution, with one input channel and several outputs for each group.
+        x: The input in blocks of channels.
+    """
+    x_blocks, y_blocks = (-(-g.groups * each // of.lanes) for each in (1, g.outputs))
+    pixels = math.prod(g.source)
+    block = pixels * of.lanes * of.item
+    y = low.scratch(g.images * y_blocks * block)
+    for part in range(min(g.outputs, y_blocks)):
+        units = g.images * -(-(y_blocks - part) // g.outputs)
+        low.emit(
+            Kernel(
+                "subgraph.ops.conv.copy_kernels",
+                "repeat",
+                dtype=of.dtype,
+                lanes=of.lanes,
+                times=g.outputs,
+                part=part,
+            ),
+            RepeatArguments(x=x, y=y, x_blocks=x_blocks, y_blocks=y_blocks, pixels=pixels),
+            units,
+            grain=grain(units, units * pixels * of.lanes),
+            bytes=2 * units * block,
+        )
+    return y
 
 
 def emit_depthwise(low: Lowering, conv: PackedConv) -> None:

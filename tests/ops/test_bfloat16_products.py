@@ -163,6 +163,34 @@ def test_convolutions(
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * depth**0.5)
 
 
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs", "kernel"),
+    [(8, 24, 24, 3), (6, 24, 8, 1), (2, 20, 20, 3), (5, 8, 8, 1), (3, 40, 24, 5)],
+)
+@pytest.mark.parametrize("act", ["", "Sigmoid"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_groups_that_share_blocks(
+    groups: int, inputs: int, outputs: int, kernel: int, act: str, threads: int
+) -> None:
+    """Groups that are no whole blocks of channels are multiplied together, with zeros between."""
+    rng = np.random.default_rng(groups)
+    x = rng.standard_normal((2, groups * inputs, 11, 9)).astype(np.float32)
+    shape = (groups * outputs, inputs, kernel, kernel)
+    w = (rng.standard_normal(shape) / 8).astype(np.float32)
+    c = rng.standard_normal(len(w)).astype(np.float32)
+    attrs = {"kernel_shape": [kernel] * 2, "pads": [kernel // 2] * 4, "group": groups}
+    want = reference("Conv", [rounded(x), rounded(w), c], attrs)
+    residual = rng.standard_normal(want.shape).astype(np.float32)
+    want = want + residual
+    want = 1 / (1 + np.exp(-want)) if act else want
+    (got,) = run_node(
+        "FusedConv", [x, w, c, residual], [want.shape],
+        attrs | ({"activation": act} if act else {}), domain=INTERNAL_DOMAIN, constant=[1, 2],
+        threads=threads, cuts=[0.4], blocked=[0, 3], out_layout="blocked", options=OPTION,
+    )  # fmt: skip
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-4)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     ("size", "kernel", "strides", "pads"),

@@ -43,7 +43,7 @@ def convolutions(draw: st.DrawFn) -> dict[str, Any]:
     else:
         inputs, outputs = draw(st.sampled_from([8, 16, 32])), draw(st.sampled_from([16, 32, 48]))
     if draw(st.integers(0, 5)) == 0:
-        inputs = outputs = 1
+        inputs, outputs = 1, draw(st.sampled_from([1, 1, 2, 3, 8, 9]))
         groups = draw(st.integers(2, 40))
     elif groups > 1 and draw(st.booleans()):
         # Parts of a block: several go together, of which some may be left.
