@@ -200,9 +200,8 @@ def _direct(job: Job, *, plain: bool) -> None:
 def _matrix(job: Job, *, plain: bool) -> None:
     low, of = job.low, product_tiles(job.of, job.low, job.w)
     together = merged(job.g, of.lanes)
-    g, x = job.g, job.x
-    if not plain:
-        g, x = merge(g, together).folded(), blocked(low, of, x)
+    g = job.g if plain else merge(job.g, together).folded()
+    x = job.x if plain else blocked(low, of, job.x)
     if plain:
         weight = job.weight(f"conv image {of.nv}x{of.lanes}", image_weights(g, of))
     elif g.kernel[0] == 1 or gathers(of, g):

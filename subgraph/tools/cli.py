@@ -536,6 +536,8 @@ def _add_measuring_commands(command: AddCommand) -> None:
     sub = command("warmup", warmup)
     text = "models whose kernels to compile (default: small models of every operator family)"
     sub.add_argument("models", nargs="*", type=Path, help=text)
+    text = "the option INFERENCE_PRECISION of the runs to come (default: none)"
+    sub.add_argument("--precision", choices=("float32", "bfloat16"), default="", help=text)
 
 
 def _inputs(sub: Any) -> None:

@@ -83,7 +83,7 @@ def warmup(args: argparse.Namespace) -> None:
     out = Output(args)
     graphs = prepared_graphs(args.models)
     with out.bar("compiling", len(graphs)) as show:
-        compiled = warm(graphs, show)
+        compiled = warm(graphs, show, args.precision)
     facts: Row = {"models": len(args.models) or "built in", "compiled": compiled}
     out.facts(facts)
     out.finish(facts)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import attrs
@@ -68,10 +69,12 @@ def kernels_of(level: IsaLevel, models: Sequence[Path]) -> list[Kernel]:
 def _plan(models: Sequence[Path]) -> None:
     """Plan the families and the models, weights included, without running their kernels."""
     toolchain.address(iterations.loop_kernel())  # planning does not request this one
+    precisions = ("", "bfloat16") if host.multiplies_bfloat16() else ("",)
     for _, make in [*prepared_graphs(()), *(prepared_graphs(models) if models else ())]:
         graph = make()
-        for threads in _THREADS:
-            model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
+        for threads, precision in product(_THREADS, precisions):
+            config = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION": precision}
+            model = sg.compile_model(graph, "CPU", config)
             for node in region_nodes(model.graph):
                 op: SubgraphOp | None = node.op
                 if op is not None:

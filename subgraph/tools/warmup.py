@@ -25,12 +25,15 @@ def prepared_graphs(models: Sequence[Path]) -> list[tuple[str, Make]]:
     return [(path.stem, partial(sg.load, path)) for path in models] or list(FAMILIES.items())
 
 
-def warm(graphs: Sequence[tuple[str, Make]], report: Callable[[int, str], None]) -> int:
+def warm(
+    graphs: Sequence[tuple[str, Make]], report: Callable[[int, str], None], precision: str = ""
+) -> int:
     """Compile the kernels that graphs need on the CPU, for one thread and for all.
 
     Args:
         graphs: Names and functions, as `prepared_graphs` returns them.
         report: Called with the number of completed graphs and the present graph or kernel.
+        precision: The option INFERENCE_PRECISION.
 
     Returns:
         Number of kernels that were compiled; the others were on disk.
@@ -49,7 +52,8 @@ def warm(graphs: Sequence[tuple[str, Make]], report: Callable[[int, str], None])
             report(done, name)
             graph = make()
             for threads in (1, 0):
-                model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
+                config = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION": precision}
+                model = sg.compile_model(graph, "CPU", config)
                 model(input_arrays(ports(graph), {}, {}, 0))
             done += 1
     finally:

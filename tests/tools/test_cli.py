@@ -408,6 +408,13 @@ def test_warmup_compiles_what_a_model_needs(
     assert again["compiled"] == 0
 
 
+def test_warmup_takes_a_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    run_json(capsys, "warmup", DIGITS, "--precision", "bfloat16")
+    # A model that rounds finds its kernels on disk.
+    answer = run_json(capsys, "warmup", DIGITS, "--precision", "bfloat16")
+    assert answer["compiled"] == 0
+
+
 def test_bench_measures_ourselves_and_a_peer(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, "bench", DIGITS, "--vs", "onnxruntime", "--seconds", "0.1")
     assert [row["runner"] for row in answer["rows"]] == ["subgraph", "onnxruntime"]
