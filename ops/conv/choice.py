@@ -91,7 +91,7 @@ _PHASE_CYCLES = 2  # cycles for each element that is written to its phase
 _BETTER_RATIO = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
 # Input channels from which on matrix tiles read blocks of 32 instead of rows of a plain image.
 _MIN_MATRIX_INPUTS = 5
-_USUAL_EDGE = 56
+_USUAL_EDGE = 56  # pixels along an axis of an image of unknown size
 _MIN_PIXELS = 16  # output pixels: from here on packing the weights in every run is faster
 # Bytes by which Winograd's weights of a volume may exceed direct's.
 _MAX_EXTRA_WEIGHT_BYTES = 4_000_000

@@ -21,6 +21,7 @@ from subgraph.engine.codegen.matrix_registers import (
     ROWS,
     PairSums,
     RegisterTile,
+    RowGroups,
 )
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.system import host
@@ -97,9 +98,8 @@ class _Product:
     def pair_rows(self, vectors: int, right: Any, c: Any) -> None:
         """Emit the tile of all rows by dot products of pairs; arguments are those of `tile`."""
         e, b = self.e, self.e.b
-        upper = e.const(PAIR_ROWS * ROW_BYTES)
-        left, at, to = e.variable(self.count), e.variable(self.left), e.variable(c)
-        is_upper = e.variable(e.const(0))
+        left, to = e.variable(self.count), e.variable(c)
+        at = RowGroups(e, self.left, e.const(ROW_BYTES), self.left_register)
         with e.while_positive(left):
             part = PairSums(e, PAIR_ROWS, vectors, e.const(ROW_BYTES), e.const(REGISTER_BYTES))
             places = [
@@ -109,16 +109,14 @@ class _Product:
             with e.when(b.icmp_signed("!=", self.adds, e.const(0))):
                 for slot, offset in places:
                     e.put(slot, e.load(b.add(e.get(to), offset)))
-            from_left, from_right = e.variable(e.get(at)), e.variable(right)
+            from_left, from_right = e.variable(at.get()), e.variable(right)
             with e.loop(self.steps):
                 part.add(e.get(from_left), e.get(from_right), e.const(MATRIX_DEPTH // 2))
                 e.step(from_left, e.const(REGISTER_BYTES))
                 e.step(from_right, self.right_step)
             for slot, offset in places:
                 e.store(e.get(slot), b.add(e.get(to), offset))
-            odd = b.icmp_signed("!=", e.get(is_upper), e.const(0))
-            e.step(at, b.select(odd, b.sub(self.left_register, upper), upper))
-            e.put(is_upper, b.xor(e.get(is_upper), e.const(1)))
+            at.advance()
             e.step(to, b.mul(self.line, e.const(PAIR_ROWS)))
             e.step(left, e.const(-PAIR_ROWS))
 

@@ -396,3 +396,30 @@ class PairSums:
                 from_row = b.add(b.add(left, self._left[i]), e.const(number * 4))
                 row = splat_value(b, load_at(b, from_row, I32, 4), LANES)
             e.put(slot, emit_dot2(b, e.get(slot), row, columns[j]))
+
+
+class RowGroups:
+    """The address of A at each `PAIR_ROWS` rows of a tile, the two halves of every register.
+
+    Args:
+        e: The emitter.
+        first: Address of the first row, LLVM int64.
+        row: Bytes between rows of a register, LLVM int64.
+        register: Bytes between registers, LLVM int64.
+    """
+
+    def __init__(self, e: Emit, first: Any, row: Any, register: Any) -> None:
+        self.e, self._register, self._half = e, register, e.b.mul(row, e.const(PAIR_ROWS))
+        self._at, self._is_upper = e.variable(first), e.variable(e.const(0))
+
+    def get(self) -> Any:
+        """Return the address of the present rows."""
+        return self.e.get(self._at)
+
+    def advance(self) -> None:
+        """Go to the next rows."""
+        e, b = self.e, self.e.b
+        is_upper = e.get(self._is_upper)
+        odd = b.icmp_signed("!=", is_upper, e.const(0))
+        e.step(self._at, b.select(odd, b.sub(self._register, self._half), self._half))
+        e.put(self._is_upper, b.xor(is_upper, e.const(1)))

@@ -30,6 +30,7 @@ from subgraph.engine.codegen.matrix_registers import (
     ROWS,
     PairSums,
     RegisterTile,
+    RowGroups,
 )
 from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tiling import (
@@ -202,11 +203,9 @@ class _PairTile(_MatrixTile):
         e, t, b = self.e, self.t, self.e.b
         sums = self.room_for_sums()
         residual_row, c_row = e.word(t, "residual_row"), e.word(t, "c_row")
-        names = ("a", "residual", "c")
-        a, residual, c = (e.variable(e.word(t, name)) for name in names)
+        residual, c = (e.variable(e.word(t, name)) for name in ("residual", "c"))
         left, to = e.variable(rows), e.variable(sums)
-        upper = b.mul(self.a_row, e.const(PAIR_ROWS))
-        is_upper = e.variable(e.const(0))
+        a = RowGroups(e, e.word(t, "a"), self.a_row, self.a_register)
         has_residual = b.icmp_signed("!=", e.word(t, "residual"), e.const(0))
         residual_step = b.select(has_residual, b.mul(residual_row, e.const(PAIR_ROWS)), e.const(0))
         # Results of whole groups of rows are stored from registers, unless rows have gaps.
@@ -217,9 +216,9 @@ class _PairTile(_MatrixTile):
             few = b.icmp_signed("<=", e.get(left), e.const(PAIR_ROWS // 2))
             with b.if_else(few) as (half, whole):
                 with half:
-                    self.store_sums(self.products(PAIR_ROWS // 2, e.get(a)), e.get(to))
+                    self.store_sums(self.products(PAIR_ROWS // 2, a.get()), e.get(to))
                 with whole:
-                    part = self.products(PAIR_ROWS, e.get(a))
+                    part = self.products(PAIR_ROWS, a.get())
                     is_full = b.icmp_signed(">=", e.get(left), e.const(PAIR_ROWS))
                     with b.if_else(b.and_(is_adjacent, is_full)) as (stores, otherwise):
                         with stores:
@@ -232,9 +231,7 @@ class _PairTile(_MatrixTile):
             # Only the first rows prefetch what the tile shall.
             e.put(self.ahead_left, e.const(0))
             e.step(to, e.const(PAIR_ROWS * self.vectors * ROW_BYTES))
-            odd = b.icmp_signed("!=", e.get(is_upper), e.const(0))
-            e.step(a, b.select(odd, b.sub(self.a_register, upper), upper))
-            e.put(is_upper, b.xor(e.get(is_upper), e.const(1)))
+            a.advance()
             e.step(left, e.const(-PAIR_ROWS))
         done = b.mul(e.get(whole_rows), e.const(self.vectors * ROW_BYTES))
         rest = b.sub(rows, e.get(whole_rows))
