@@ -12,6 +12,7 @@ from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.simd import ld, shuffle, st, vec
 from subgraph.ops.movement.window_arguments import WindowArguments
+from subgraph.ops.movement.window_arguments import taps_inside as _taps_inside
 
 from .arguments import GatherArguments, RepeatArguments
 
@@ -37,23 +38,7 @@ class Box(WordBlock):
 
 
 _box = stack_block(Box)
-
-
-@register_jitable
-def taps_inside(first: int, last: int, taps: int, dilation: int, size: int) -> tuple[int, int]:
-    """Return the first tap of neighbouring windows inside the image, and the number of such taps.
-
-    Args:
-        first: Pixel that the first tap of the first window reads.
-        last: Pixel that the first tap of the last window reads.
-        taps: Taps along the axis.
-        dilation: Pixels from a tap to the next one.
-        size: Pixels of the image along the axis.
-    """
-    # A tap counts if any of the windows reads a pixel with it. The last window is the first to
-    # reach the image, the first window the last to leave it.
-    begin = max(0, (dilation - 1 - last) // dilation)
-    return begin, max(0, min(taps, (size - first + dilation - 1) // dilation) - begin)
+taps_inside = register_jitable(_taps_inside)
 
 
 def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:

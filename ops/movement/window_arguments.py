@@ -49,3 +49,21 @@ class WindowArguments(KernelArguments):
     pad_depth: int
     pad_height: int
     pad_width: int
+
+
+def taps_inside(first: int, last: int, taps: int, dilation: int, size: int) -> tuple[int, int]:
+    """Return the first tap of neighbouring windows inside the image, and the number of such taps.
+
+    Kernels call it (it compiles with numba).
+
+    Args:
+        first: Pixel that the first tap of the first window reads.
+        last: Pixel that the first tap of the last window reads.
+        taps: Taps along the axis.
+        dilation: Pixels from a tap to the next one.
+        size: Pixels of the image along the axis.
+    """
+    # A tap counts if any of the windows reads a pixel with it. The last window is the first to
+    # reach the image, the first window the last to leave it.
+    begin = max(0, (dilation - 1 - last) // dilation)
+    return begin, max(0, min(taps, (size - first + dilation - 1) // dilation) - begin)

@@ -163,6 +163,24 @@ def test_convolutions(
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * depth**0.5)
 
 
+@pytest.mark.parametrize("size", [(14, 14), (20, 70), (33, 5), (7, 16)])
+@pytest.mark.parametrize("dilations", [(12, 12), (6, 1), (5, 3), (13, 2)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 1), (3, 2)])
+def test_rows_of_taps_outside_of_the_image(size: Sizes, dilations: Sizes, strides: Sizes) -> None:
+    """Tiles leave out the rows of taps that read only padding; their rows differ in which."""
+    rng = np.random.default_rng(dilations)
+    x = rng.standard_normal((2, 40, *size)).astype(np.float32)
+    w = (rng.standard_normal((48, 40, 3, 3)) / 8).astype(np.float32)
+    pads = [*dilations, *dilations]
+    attrs = {"kernel_shape": [3, 3], "pads": pads, "dilations": dilations, "strides": strides}
+    want = reference("Conv", [rounded(x), rounded(w)], attrs)
+    (got,) = run_node(
+        "Conv", [x, w], [want.shape], attrs, constant=[1], threads=2, cuts=[0.4],
+        blocked=[0], out_layout="blocked", options=OPTION,
+    )  # fmt: skip
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-4)
+
+
 @pytest.mark.parametrize(
     ("groups", "inputs", "outputs", "kernel"),
     [(8, 24, 24, 3), (6, 24, 8, 1), (2, 20, 20, 3), (5, 8, 8, 1), (3, 40, 24, 5)],

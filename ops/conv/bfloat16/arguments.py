@@ -92,6 +92,10 @@ class MatrixConvArguments(KernelArguments):
             multiply whole blocks, beyond which weights are 0.
         taps_height: Rows of taps.
         taps_width: Taps of a row.
+        height: Rows of an image; rows of taps that read none of them are left out.
+        first_row: Row of the image that the first row of taps of the first outputs reads.
+        row_step: Rows of the image from a row of outputs to the next one.
+        tap_rows: Rows of the image from a row of taps to the next one.
         outputs: Outputs of a plane.
         rows: Rows of outputs of a plane, or runs of them that are computed at a time.
         columns: Outputs of a row; the last one may have fewer.
@@ -110,7 +114,7 @@ class MatrixConvArguments(KernelArguments):
         y_plane: Bytes of y between planes of outputs.
         y_row: With ``scratch`` the bytes of y between rows of outputs of an image.
         y_column: With ``scratch`` the bytes of y between outputs of a row of an image.
-        y_columns: With ``scratch`` the outputs of a row of an image.
+        y_columns: Outputs of a row of an image.
         y_rounded: With ``scratch`` whether y is of bfloat16.
         residual_block: As ``y_block``, of the residual.
         residual_plane: As ``y_plane``, of the residual.
@@ -140,6 +144,10 @@ class MatrixConvArguments(KernelArguments):
     last_depth: int
     taps_height: int
     taps_width: int
+    height: int
+    first_row: int
+    row_step: int
+    tap_rows: int
     outputs: int
     rows: int
     columns: int

@@ -88,6 +88,10 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         output_blocks=output_blocks,
         taps_height=source.taps[0],
         taps_width=source.taps[1],
+        height=g.source[1],
+        first_row=-g.pads[1],
+        row_step=g.strides[1],
+        tap_rows=g.dilations[1],
         outputs=g.pixels // source.planes,
         rows=source.rows,
         columns=source.columns,
@@ -203,19 +207,24 @@ def round_image(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Argument:
     return target
 
 
-def _registers(target: Argument, g: Geometry, taps: int, blocks: int) -> MatrixInput:
+def _registers(target: Argument, g: Geometry, blocks: int) -> MatrixInput:
     """Return an input of registers, for each 16 outputs all blocks and taps."""
+    taps = g.taps
+    # Only taps of a single plane can be told by the row of the image that they read.
+    flat = g.kernel[0] == g.target[0] == 1
+    rows_of_taps, taps_of_row = g.kernel[1:] if flat else (1, taps)
     strides = {
         "x_group": -(-g.pixels // MATRIX_ROWS) * blocks * taps * _REGISTER,
         "x_plane": 0,
         "x_block": taps * _REGISTER,
-        "x_tap_row": 0,
+        "x_tap_row": taps_of_row * _REGISTER,
         "x_tap": _REGISTER,
         "x_row": 2 * blocks * taps * _REGISTER,
         "x_column": _LINE,
         "x_register": blocks * taps * _REGISTER,
     }
-    return MatrixInput(target, blocks, (1, taps), -(-g.pixels // _ROWS), _ROWS, strides)
+    taps_by_row = rows_of_taps, taps_of_row
+    return MatrixInput(target, blocks, taps_by_row, -(-g.pixels // _ROWS), _ROWS, strides)
 
 
 def _whole_image(x: Argument, g: Geometry) -> MatrixInput:
@@ -239,7 +248,7 @@ def _emit_registers(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Matri
     blocks = -(-g.inputs // MATRIX_DEPTH)
     group = -(-g.pixels // MATRIX_ROWS) * blocks * g.taps * _REGISTER
     target = low.scratch(g.images * g.groups * group)
-    found = _registers(target, g, g.taps, blocks)
+    found = _registers(target, g, blocks)
     arguments = LineArguments(
         x=x,
         y=target,

@@ -19,10 +19,12 @@ from subgraph.engine.codegen.matrix_registers import (
 )
 from subgraph.engine.codegen.simd import call_kernel, memset, shuffle, vec
 from subgraph.engine.codegen.tiling import MATRIX_TILE, TileBlock
+from subgraph.ops.movement.window_arguments import taps_inside
 
 from .arguments import ImageLineArguments, LineArguments, MatrixConvArguments
 
 _tile_block = stack_block(TileBlock)
+inside = register_jitable(taps_inside)
 _PIXEL = ROW_BYTES  # bytes of a pixel: of 16 channels of float32, or 32 of bfloat16
 _SCRATCH_ROW = MATRIX_TILE[1] * LANES * 4  # bytes of a row of a tile of float32
 
@@ -39,6 +41,7 @@ class Panels(NamedTuple):
         pixel: First output.
         pixels: Outputs.
         rows: Rows of the tile: the outputs, and the gaps between the rows of an image.
+        tap: First row of taps that reads the image.
     """
 
     number: int
@@ -49,6 +52,7 @@ class Panels(NamedTuple):
     pixel: int
     pixels: int
     rows: int
+    tap: int
 
 
 def lines(*, rounded: bool) -> Callable[..., None]:
@@ -249,7 +253,7 @@ def convolve() -> Callable[..., None]:
             vectors = min(vectors_of_panel, a.output_blocks - block)
             _set_panel(a, t, vectors)
             channels = where.group * a.output_blocks + block
-            t.b = a.weights + channels * steps * REGISTER_BYTES
+            t.b = a.weights + channels * steps * REGISTER_BYTES + where.tap * t.middle_b
             t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
             block += where.number * a.output_blocks
             y = a.y + block * a.y_block + a.y_offset + where.plane * a.y_plane
@@ -302,8 +306,18 @@ def convolve() -> Callable[..., None]:
                 pixels = at // pitch * a.columns + min(at % pitch, a.columns) - pixel
                 if at % pitch >= a.columns:
                     at += pitch - at % pitch
+                # Rows of taps that read only padding, for all outputs of the tile, are left out.
+                tap = 0
+                if a.taps_height > 1:
+                    top = pixel // a.y_columns * a.row_step + a.first_row
+                    bottom = (pixel + pixels - 1) // a.y_columns * a.row_step + a.first_row
+                    tap, count = inside(top, bottom, a.taps_height, a.tap_rows, a.height)
+                    t.middle_count = count
+                    t.a += tap * a.x_tap_row
                 # All panels of some pixels: their part of x is in the L1 cache meanwhile.
-                where = Panels(number, group, plane, first_panel, last_panel, pixel, pixels, rows)
+                where = Panels(
+                    number, group, plane, first_panel, last_panel, pixel, pixels, rows, tap
+                )
                 run_panels(a, t, where, worker)
         release_tiles()
 
