@@ -236,8 +236,14 @@ def scatter_nd(node: Node, low: Lowering) -> None:
         _require_no_indices(indices)
         return
     arguments = _tuple_arguments(low, y, indices, updates, 0)
+    by_vectors = dtype in ("float32", "float64") and reduction in ("add", "mul")
     kernel = Kernel(
-        "subgraph.ops.indexing.kernels", "nd", dtype=dtype, scatter=True, reduction=reduction
+        "subgraph.ops.indexing.kernels",
+        "nd",
+        dtype=dtype,
+        scatter=True,
+        reduction=reduction,
+        lanes=low.lanes(dtype) if by_vectors else 1,
     )
     low.emit(kernel, arguments, 1, bytes=2 * updates.nbytes)
 

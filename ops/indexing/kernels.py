@@ -191,16 +191,20 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
     return kernel
 
 
-def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
+def nd(*, dtype: str, scatter: bool, reduction: str, lanes: int = 1) -> Function:
     """Return the kernel of `TuplesArguments`: GatherND and ScatterND.
 
     Args:
         dtype: Dtype of the elements (an unsigned one of the same size if they are only copied).
         scatter: Whether slices are scattered into the data; else they are gathered from it.
         reduction: ``none add mul max min``, when scattering.
+        lanes: Elements of a slice that are combined at a time; 1 unless the reduction is ``add`` or
+            ``mul`` of floats.
     """
     arguments = view_of(TuplesArguments)
     load, store = _access(dtype)
+    v = vec(dtype, lanes) if lanes > 1 else None
+    load_vector, store_vector = (v.load, v.store) if v is not None else (load, store)
     load_index = ld("int64")
     combine = _combiner(reduction)
     item = item_bytes(dtype)
@@ -217,7 +221,10 @@ def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
             data += at * ld_i64(a.dims + 16 * d + 8)
         y = a.y + number * inner * item
         if computes:
-            for i in range(0, inner * item, item):
+            whole = inner // lanes * lanes * item
+            for i in range(0, whole, lanes * item):
+                store_vector(data + i, combine(load_vector(data + i), load_vector(y + i)))
+            for i in range(whole, inner * item, item):
                 store(data + i, combine(load(data + i), load(y + i)))
         elif scatter:
             memcpy(data, y, inner * item)

@@ -32,6 +32,24 @@ def test_half_floats_are_combined_by_index(reduction: str) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("columns", [1, 7, 8, 16, 33, 70])
+def test_rows_are_combined_in_order(reduction: str, dtype: str, columns: int) -> None:
+    """Rows that are whole vectors, and those that are not; NaN and the order of steps count."""
+    rng = np.random.default_rng(columns)
+    combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[reduction]
+    x, updates = (rng.normal(size=(n, columns), scale=3).astype(dtype) for n in (6, 40))
+    if dtype != "int32":
+        updates[3, -1] = np.nan
+    places = rng.integers(-6, 6, (40, 1))
+    want = x.copy()
+    for i in range(40):
+        want[places[i, 0]] = combine(want[places[i, 0]], updates[i])
+    got = result_of(ops.ScatterND, x, places, updates, reduction=reduction)
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize(
     ("shape", "axis", "count"), [((3, 2, 6, 4), -2, 2), ((2, 5, 3), 1, 1), ((2, 3, 2, 4), 3, 3)]
