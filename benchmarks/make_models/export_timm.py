@@ -1,8 +1,9 @@
 """Export one small network of each architecture of timm, the library of image models, with PyTorch.
 
-A set on which nothing was tuned: of each architecture a network of moderate size, convolutions and
-transformers of many kinds. Writes NAME.onnx (dynamo exporter) and NAME.npz with an image. Weights
-are seeded and random. Needs torch, timm and onnxscript.
+Of each architecture a network of moderate size: convolutions and transformers of many kinds, for
+measurements beside those of the networks that kernels were tuned on. Writes NAME.onnx (dynamo
+exporter) and NAME.npz with an image. Weights are seeded and random. Needs torch, timm and
+onnxscript.
 """
 
 # PyTorch and the libraries over it are not in the environment of `make lint`.
