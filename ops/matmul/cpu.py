@@ -31,6 +31,7 @@ from subgraph.ops.shared.tile_planning import (
     direct_tiles,
     even_part,
     grain,
+    matrix_tiles,
     product_tiles,
     round_up,
     shared,
@@ -50,6 +51,8 @@ from .products import (
     matrix,
 )
 
+# Rows and columns from which on rounding computed operands costs less than it saves (estimate).
+_MIN_ROUNDED_EDGE = 2 * MATRIX_ROWS
 _MAX_UNIT_PANELS = 12  # panels of a unit at most (estimate)
 # Heights of tiles up to which all rows of A form a single block, and of a block of more rows
 # (estimates).
@@ -194,6 +197,8 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     """
     a, sizes, steps = batched(product.a, product.b)
     of = product.tiles or product_tiles(of, low, product.b.operand)
+    if _rounds_both(product, of):
+        of = matrix_tiles(low, of.dtype) or of
     right, row_of_right, b_steps = _right_side(low, product, of, a.rows, steps[1])
     left, places, a_steps = _left_side(low, a, of, steps[0])
     item, count = of.item, math.prod(sizes)
@@ -235,6 +240,16 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
         flops=flops,
         bytes=moved,
     )
+
+
+def _rounds_both(product: Product, of: Tiles) -> bool:
+    """Return whether a product of computed operands is large enough to round both in every run."""
+    a, b = product.a, product.b
+    if product.tiles or b.operand.constant or product.panels is not None or product.alpha != 1.0:
+        return False
+    if 1 not in (b.row_step, b.column_step):
+        return False
+    return min(a.rows, b.columns) >= _MIN_ROUNDED_EDGE and b.rows >= MATRIX_ROWS
 
 
 def _left_side(
@@ -364,11 +379,13 @@ def _right_side(
         weight = low.weight(recipe, matrix_panels(of, _scaled_matrices(product, of)), b.operand)
         return weight, 0, packed_steps
     # If B fits in half of the L1 cache, reading its rows costs no more than reading panels.
-    near = of.few_rows and depth * n * of.item <= caches().l1 // 2
-    if not transposed and (rows <= of.mr or n < of.lanes or near) and alpha == 1.0:
+    near = not of.operands and of.few_rows and depth * n * of.item <= caches().l1 // 2
+    few = not of.operands and (rows <= of.mr or n < of.lanes or near)
+    if not transposed and few and alpha == 1.0:
         return b.operand, b.row_step * of.item, list(steps)
     panels = -(-n // of.width)
-    target = low.scratch(matrices * size * of.item)
+    item = of.weight_item
+    target = low.scratch(matrices * size * item)
     arguments = PackRightArguments(
         source=b.operand,
         target=target,
@@ -377,16 +394,22 @@ def _right_side(
         row_step=b.row_step * of.item,
         column_step=b.column_step * of.item,
         source_matrix=n * depth * of.item,
-        target_matrix=size * of.item,
+        target_matrix=size * item,
         panels=panels,
         factor=alpha,
     )
     units = matrices * panels
+    module = "subgraph.ops.matmul.kernels"
+    kernel = (
+        Kernel(module, "pair_b")
+        if of.operands
+        else Kernel(module, "pack_b", dtype=of.dtype, lanes=of.lanes, nv=of.nv)
+    )
     low.emit(
-        Kernel("subgraph.ops.matmul.kernels", "pack_b", dtype=of.dtype, lanes=of.lanes, nv=of.nv),
+        kernel,
         arguments,
         units,
         grain=grain(units, 4 * matrices * size),
-        bytes=2 * matrices * size * of.item,
+        bytes=matrices * size * (of.item + item),
     )
     return target, 0, packed_steps

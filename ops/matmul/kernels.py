@@ -16,6 +16,7 @@ from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.matrix_registers import (
+    LANES,
     REGISTER_BYTES,
     ROWS,
     full_rows,
@@ -23,9 +24,9 @@ from subgraph.engine.codegen.matrix_registers import (
 )
 from subgraph.engine.codegen.simd import call_kernel, ld, st, vec
 from subgraph.engine.codegen.tile import rows_of, stack_words
-from subgraph.engine.codegen.tiling import MATRIX_DEPTH, TileBlock
+from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE, TileBlock
 from subgraph.engine.codegen.transpose import transposer
-from subgraph.ops.shared.register_kernels import row_rounder
+from subgraph.ops.shared.register_kernels import column_pairer, row_pairer, row_rounder
 from subgraph.system import host
 
 from .arguments import GemmArguments, PackRightArguments, RoundRowsArguments
@@ -104,6 +105,32 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
             if factor != 1.0:
                 for i in range(0, depth * columns, lanes):
                     store(target + i * item, load(target + i * item) * splat(factor))
+
+    return kernel
+
+
+def pair_b() -> Callable[..., None]:
+    """Return the kernel that rounds matrices to panels of registers, of `PackRightArguments`.
+
+    Rows or columns of the source are adjacent elements of float32. The factor is not read.
+    """
+    arguments = view_of(PackRightArguments)
+    pair_rows, pair_columns = row_pairer(), column_pairer()
+    width = MATRIX_TILE[1] * LANES
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        steps = (a.depth + MATRIX_DEPTH - 1) // MATRIX_DEPTH
+        for unit in range(begin, end):
+            matrix, panel = unit // a.panels, unit % a.panels
+            first = panel * width
+            count = min(width, a.columns - first)
+            source = a.source + matrix * a.source_matrix + first * a.column_step
+            target = a.target + matrix * a.target_matrix + first // LANES * steps * REGISTER_BYTES
+            if a.column_step == 4:
+                pair_rows(source, a.row_step, a.depth, count, target)
+            else:
+                pair_columns(source, a.column_step, count, a.depth, target)
 
     return kernel
 

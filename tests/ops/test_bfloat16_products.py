@@ -98,6 +98,39 @@ def test_stacks_of_matrices(
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-4)
 
 
+@ALWAYS
+@given(
+    stack=st.lists(st.integers(1, 3), max_size=2),
+    shared=st.booleans(),
+    sizes=st.tuples(st.integers(20, 90), st.integers(20, 90), st.integers(1, 100)),
+    transposed=st.booleans(),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_computed_operands(
+    stack: list[int],
+    shared: bool,
+    sizes: tuple[int, int, int],
+    transposed: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    """Both operands of large products are rounded in every run; small ones stay float32."""
+    rng = np.random.default_rng(seed)
+    m, n, k = sizes
+    transposed = transposed and not stack
+    a = rng.standard_normal((*stack, m, k)).astype(np.float32)
+    b = rng.standard_normal((k, n) if shared else (*stack, k, n)).astype(np.float32)
+    given_b = np.ascontiguousarray(b.T) if transposed else b
+    (got,) = run_node(
+        "Gemm" if transposed else "MatMul", [a, given_b], [(*stack, m, n)],
+        {"transB": 1} if transposed else {}, threads=threads, cuts=[0.3], options=OPTION,
+    )  # fmt: skip
+    change = rounded if min(m, n) >= 32 and k >= 16 else np.asarray
+    want = change(a).astype(np.float64) @ change(b).astype(np.float64)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-4)
+
+
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[Sizes, Sizes, dict[str, Any]]:
     """Draw the shape of the images, that of the weights, and the attributes."""
