@@ -197,7 +197,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     """
     a, sizes, steps = batched(product.a, product.b)
     of = product.tiles or product_tiles(of, low, product.b.operand)
-    if _rounds_both(product, of):
+    if _rounds_operands(product, of):
         of = matrix_tiles(low, of.dtype) or of
     right, row_of_right, b_steps = _right_side(low, product, of, a.rows, steps[1])
     left, places, a_steps = _left_side(low, a, of, steps[0])
@@ -242,8 +242,8 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     )
 
 
-def _rounds_both(product: Product, of: Tiles) -> bool:
-    """Return whether a product of computed operands is large enough to round both in every run."""
+def _rounds_operands(product: Product, of: Tiles) -> bool:
+    """Return whether a product of computed operands is large enough to round them in every run."""
     a, b = product.a, product.b
     if product.tiles or b.operand.constant or product.panels is not None or product.alpha != 1.0:
         return False

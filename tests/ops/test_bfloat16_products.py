@@ -115,7 +115,7 @@ def test_computed_operands(
     threads: int,
     seed: int,
 ) -> None:
-    """Both operands of large products are rounded in every run; small ones stay float32."""
+    """The operands of large products are rounded in every run; small ones stay float32."""
     rng = np.random.default_rng(seed)
     m, n, k = sizes
     transposed = transposed and not stack

@@ -399,7 +399,7 @@ class PairSums:
 
 
 class RowGroups:
-    """The address of A at each `PAIR_ROWS` rows of a tile, the two halves of every register.
+    """The address of A at each `PAIR_ROWS` rows of a tile, twice in a register.
 
     Args:
         e: The emitter.

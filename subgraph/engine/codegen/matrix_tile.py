@@ -202,12 +202,9 @@ class _PairTile(_MatrixTile):
         """Emit the whole tile of ``rows`` (LLVM int64) rows."""
         e, t, b = self.e, self.t, self.e.b
         sums = self.room_for_sums()
-        residual_row, c_row = e.word(t, "residual_row"), e.word(t, "c_row")
         residual, c = (e.variable(e.word(t, name)) for name in ("residual", "c"))
         left, to = e.variable(rows), e.variable(sums)
         a = RowGroups(e, e.word(t, "a"), self.a_row, self.a_register)
-        has_residual = b.icmp_signed("!=", e.word(t, "residual"), e.const(0))
-        residual_step = b.select(has_residual, b.mul(residual_row, e.const(PAIR_ROWS)), e.const(0))
         # Results of whole groups of rows are stored from registers, unless rows have gaps.
         is_adjacent = b.icmp_signed("==", e.word(t, "run_rows"), e.const(0))
         epilogue = _Epilogue(self)
@@ -223,8 +220,8 @@ class _PairTile(_MatrixTile):
                     with b.if_else(b.and_(is_adjacent, is_full)) as (stores, otherwise):
                         with stores:
                             epilogue.emit(part.by_row(), e.get(residual), e.get(c))
-                            e.step(residual, residual_step)
-                            e.step(c, b.mul(c_row, e.const(PAIR_ROWS)))
+                            e.step(residual, b.mul(epilogue.residual_row, e.const(PAIR_ROWS)))
+                            e.step(c, b.mul(epilogue.c_row, e.const(PAIR_ROWS)))
                             e.step(whole_rows, e.const(PAIR_ROWS))
                         with otherwise:
                             self.store_sums(part, e.get(to))
