@@ -371,9 +371,9 @@ def _takes_bfloat16(user: Node, value: Value, options: Mapping[str, Any], depth:
     """Return whether a node reads a value as bfloat16."""
     if user.op_type in ("Conv", "FusedConv") and user.domain in ("", INTERNAL_DOMAIN):
         positions = {k for k, v in enumerate(user.inputs) if v is value}
-        if options.get("WINOGRAD", True) and is_by_winograd(user):
+        if not positions <= {_INPUT, _RESIDUAL} or not _multiplies_matrices(user):
             return False
-        return positions <= {_INPUT, _RESIDUAL} and _multiplies_matrices(user)
+        return not (options.get("WINOGRAD", True) and is_by_winograd(user))
     if user.op_type == "ConvTranspose" and user.domain == "":
         only_input = all(v is not value for v in user.inputs[1:])
         return only_input and _size(user.inputs[1], 1) >= MATRIX_ROWS and _multiplies_matrices(user)

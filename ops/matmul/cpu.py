@@ -379,7 +379,7 @@ def _right_side(
         weight = low.weight(recipe, matrix_panels(of, _scaled_matrices(product, of)), b.operand)
         return weight, 0, packed_steps
     # If B fits in half of the L1 cache, reading its rows costs no more than reading panels.
-    near = not of.operands and of.few_rows and depth * n * of.item <= caches().l1 // 2
+    near = of.few_rows and depth * n * of.item <= caches().l1 // 2
     few = not of.operands and (rows <= of.mr or n < of.lanes or near)
     if not transposed and few and alpha == 1.0:
         return b.operand, b.row_step * of.item, list(steps)

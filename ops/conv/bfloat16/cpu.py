@@ -210,21 +210,20 @@ def round_image(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Argument:
 def _registers(target: Argument, g: Geometry, blocks: int) -> MatrixInput:
     """Return an input of registers, for each 16 outputs all blocks and taps."""
     taps = g.taps
-    # Only taps of a single plane can be told by the row of the image that they read.
+    # Rows of taps that read only padding are left out, if windows and outputs have one plane.
     flat = g.kernel[0] == g.target[0] == 1
-    rows_of_taps, taps_of_row = g.kernel[1:] if flat else (1, taps)
+    by_row = g.kernel[1:] if flat else (1, taps)
     strides = {
         "x_group": -(-g.pixels // MATRIX_ROWS) * blocks * taps * _REGISTER,
         "x_plane": 0,
         "x_block": taps * _REGISTER,
-        "x_tap_row": taps_of_row * _REGISTER,
+        "x_tap_row": by_row[1] * _REGISTER,
         "x_tap": _REGISTER,
         "x_row": 2 * blocks * taps * _REGISTER,
         "x_column": _LINE,
         "x_register": blocks * taps * _REGISTER,
     }
-    taps_by_row = rows_of_taps, taps_of_row
-    return MatrixInput(target, blocks, taps_by_row, -(-g.pixels // _ROWS), _ROWS, strides)
+    return MatrixInput(target, blocks, by_row, -(-g.pixels // _ROWS), _ROWS, strides)
 
 
 def _whole_image(x: Argument, g: Geometry) -> MatrixInput:

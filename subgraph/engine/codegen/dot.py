@@ -3,7 +3,7 @@
 Those of bytes, the inner step of the int8 GEMM, are one instruction with VNNI (vpdpbusd); otherwise
 bytes are widened to 16 bits and multiplied and added pairwise into 32 bits (vpmaddwd). The results
 are the same: nothing saturates. Those of bfloat16 are one instruction of AVX512_BF16 (vdpbf16ps),
-which takes subnormal elements as 0.
+in which a subnormal element is 0.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _dot4_by_pairs(builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def emit_dot2(builder: Any, sums: Any, a: Any, b: Any) -> Any:
-    """Emit the sums plus two products of bfloat16 for each lane: the lower halves, the upper ones.
+    """Emit the sums plus, for each lane, the products of its low and of its high bfloat16.
 
     Args:
         builder: LLVM's builder.
