@@ -45,6 +45,7 @@ from subgraph.partition.replace import Cutter
 from subgraph.partition.selector import Reject
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.system.forking import finished_before_fork
 from subgraph.transform.pass_manager import apply_pass
 from subgraph.weights.cache import WeightEntry
 
@@ -238,7 +239,8 @@ class Backend(Device):
 
     def _tried(self, model: bytes, options: Any) -> str:
         try:
-            self.try_library_model(model, options)
+            with finished_before_fork:
+                self.try_library_model(model, options)
         except (ConfigError, MemoryError):  # not about the model
             raise
         except Exception as error:  # libraries have exceptions of their own, under no common class
@@ -323,7 +325,8 @@ class BackendOp(SubgraphOp):
         except ModelError as error:
             raise self.failure("compile", error) from error
         try:
-            return self.backend.compile_library_model(model, self.options)
+            with finished_before_fork:
+                return self.backend.compile_library_model(model, self.options)
         except (SubgraphError, MemoryError):
             raise
         except Exception as error:
@@ -384,12 +387,14 @@ class _BackendSession(Session):
             return self._default(inputs, outputs)
         model = self._op.compiled()
         if model is not self._model or self._run is None:
-            self._model, self._run = model, model.runner()
+            with finished_before_fork:
+                self._model, self._run = model, model.runner()
         into = self._no_targets
         if outputs is not None:
             into = [_fitting(t, fixed) for t, fixed in zip(outputs, self._fixed, strict=True)]
         try:
-            results = self._run(arrays, into)
+            with finished_before_fork:
+                results = self._run(arrays, into)
         except (SubgraphError, MemoryError):
             raise
         except Exception as error:
