@@ -108,6 +108,11 @@ def _windows(node: Node, x: Array) -> Windows:
             first = total // 2 if stated.auto == "SAME_UPPER" else total - total // 2
             pads[k] = first, total - first
     before, after = zip(*pads, strict=True)
+    # With ceil_mode windows may be far longer than the padded input: taps behind it are left out.
+    kernel = tuple(
+        min(taps, -(-(size + sum(pad)) // dilation))
+        for taps, size, pad, dilation in zip(kernel, sizes, pads, stated.dilations, strict=True)
+    )
     return Windows(kernel, stated.strides, stated.dilations, before, after, counts, sizes)
 
 

@@ -82,7 +82,7 @@ def _windows(
 
 
 def require_windows(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> None:
-    """Require that at least one window fits into an image.
+    """Require that at least one window fits into an image, with ``ceil_mode`` its beginning.
 
     Args:
         node: A convolution or pooling, with the attributes of windows.
@@ -93,15 +93,16 @@ def require_windows(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> 
         ShapeError: An attribute is out of its range, or no window fits.
     """
     windows = windows_of(node, len(sizes))
+    ceil = bool(node.attrs.get("ceil_mode", 0))
     free = windows.auto.startswith("SAME")
-    rows = zip(sizes, kernel, windows.dilations, windows.pads, strict=True)
-    for size, taps, dilation, (before, after) in rows:
+    rows = zip(sizes, kernel, windows.strides, windows.dilations, windows.pads, strict=True)
+    for size, taps, stride, dilation, pads in rows:
         reach = (taps - 1) * dilation + 1
-        fits = free or size + before + after >= reach
+        fits = free or _fitting(size, reach, stride, *pads, ceil) > 0
         if not (fits and taps >= 1 and reach <= MAX_EXTENT):
             raise ShapeError(
                 f"a window of {taps} taps, {dilation} apart, does not fit into {size} elements "
-                f"with pads {before}, {after}"
+                f"with pads {pads[0]}, {pads[1]}"
             )
 
 
@@ -175,13 +176,22 @@ def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bo
     """Return the number of windows in one dimension; ``reach`` is the elements that one spans."""
     if not isinstance(size, int):
         return size if stride == 1 and before + after == reach - 1 else None
-    room = size + before + after - reach
-    if room < 0:
+    count = _fitting(size, reach, stride, before, after, ceil)
+    if count < 1:
         raise ShapeError(
             f"a window of {reach} does not fit into {size} with pads {before}, {after}"
         )
+    return count
+
+
+def _fitting(size: int, reach: int, stride: int, before: int, after: int, ceil: bool) -> int:
+    """Return the number of windows that fit, less than 1 if none does; see `_count`.
+
+    With ``ceil`` the last one may end behind the pads, even if it is the only one.
+    """
+    room = size + before + after - reach
     count = -(-room // stride) if ceil else room // stride
-    # With ceil_mode a last window that begins in the pads after the input is dropped.
+    # A last window that begins in the pads after the input is dropped.
     if not ceil or count * stride < size + before:
         count += 1
     return count

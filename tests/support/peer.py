@@ -87,9 +87,10 @@ def compare_with_onnxruntime(
     version: int,
     outputs: int = 1,
     tolerance: float = 1e-5,
+    device: str = "REFERENCE",
     **attrs: Any,
 ) -> None:
-    """Check that REFERENCE gives what ONNX Runtime gives: values, shapes and dtypes.
+    """Check that a device gives what ONNX Runtime gives: values, shapes and dtypes.
 
     Args:
         op_type: The operator.
@@ -97,10 +98,11 @@ def compare_with_onnxruntime(
         version: Opset version.
         outputs: Number of outputs.
         tolerance: Of numbers, relative and absolute.
+        device: The device.
         **attrs: The attributes, and the domain.
     """
     model, given = model_of_node(op_type, inputs, version, outputs, **attrs)
-    ours = backend.run_model(model, given, "REFERENCE")
+    ours = backend.run_model(model, given, device)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     session = ort.InferenceSession(model.SerializeToString(), options)
