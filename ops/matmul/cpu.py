@@ -19,6 +19,7 @@ from subgraph.graph.graph import Node, Value
 from subgraph.graph.symbolic import larger, recorded, smaller
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.movement.packing import matrix_panels
@@ -36,10 +37,16 @@ from subgraph.ops.shared.tile_planning import (
     round_up,
     shared,
     tiles,
+    weight_tiles,
 )
 from subgraph.system.host import caches
 
-from .arguments import GemmArguments, PackRightArguments, RoundRowsArguments
+from .arguments import (
+    GemmArguments,
+    GroupedGemmArguments,
+    PackRightArguments,
+    RoundRowsArguments,
+)
 from .integer_gemm_cpu import INTEGERS, emit_integer_product
 from .products import (
     Matrix,
@@ -57,7 +64,9 @@ _MAX_UNIT_PANELS = 12  # panels of a unit at most (estimate)
 # Heights of tiles up to which all rows of A form a single block, and of a block of more rows
 # (estimates).
 _MAX_SINGLE_BLOCK_TILES, _BLOCK_TILES = 16, 8
+_INDICES = ("int32", "int64")
 _LAYOUTS: tuple[Layout, ...] = ("plain", "registers")
+_GROUP_ROWS = 64  # rows that a grouped product computes together (estimate)
 _UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
 
 
@@ -102,6 +111,65 @@ def fused(node: Node, low: Lowering) -> None:
     product = _gemm_product(node, low, activation(node, tiles(low.input(0).dtype)))
     product.residual = low.optional(3)
     emit_product(low, product)
+
+
+@lowering("GroupedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
+def grouped(node: Node, low: Lowering) -> None:
+    """Lower GroupedMatMul: for each row of the operand a product with the matrix of its index.
+
+    The inputs are the matrices, ``[E, M, K]`` with ``matrix_first`` and ``[E, K, N]`` without, the
+    indices and the rows. The products are float32 whatever the option ``INFERENCE_PRECISION`` says.
+    """
+    weights, indices, x, out = low.input(0), low.input(1), low.input(2), low.output()
+    if not weights.constant or indices.known is not None or indices.dtype not in _INDICES:
+        raise Unsupported("a grouped product of computed matrices, or with constant indices")
+    if not out.size or not x.size or x.shape[0] != indices.size:
+        raise Unsupported("a grouped product without elements, or of vectors that broadcast")
+    emit_range_check(low, indices, "indices", -weights.shape[0], weights.shape[0] - 1)
+    b = matrix(weights).transposed if node.attrs.get("matrix_first") else matrix(weights)
+    rows, n, depth = indices.size, b.columns, b.rows
+    product = Product(Matrix(x, (), rows, depth, depth, 1), b, out, NO_ACTIVATION)
+    of = weight_tiles(direct_tiles(out.dtype), low, weights)
+    right, _, steps = _right_side(low, product, of, rows, [0, 0, n * depth])
+    panels, item = -(-n // of.width), of.item
+    wanted = _UNITS_PER_THREAD * low.threads if low.threads > 1 else 1
+    block_panels = shared(smaller(panels, _MAX_UNIT_PANELS), panels, weights.shape[0], wanted, 1, 1)
+    group = smaller(rows, _GROUP_ROWS)
+    scratch = low.scratch(group * (8 + (depth + n) * item), per_worker=True)
+    arguments = GroupedGemmArguments(
+        a=x,
+        b=right,
+        c=out,
+        init=0,
+        residual=0,
+        m=rows,
+        n=n,
+        k=depth,
+        a_row=depth * item,
+        a_column=item,
+        a_register=0,
+        c_row=n * item,
+        c_register=0,
+        b_row=0,
+        tile=of.contraction(ahead=True),
+        masked_tile=of.contraction(masked=True, ahead=True),
+        **NO_ACTIVATION.arguments(),
+        block_rows=group,
+        block_panels=block_panels,
+        **batch_steps((1, 1, 1), [(0, 0, 0), steps, (0, 0, 0)], of),
+        rows_first=0,
+        indices=indices,
+        matrices=weights.shape[0],
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+        scratch_rows=group,
+    )
+    units, flops = weights.shape[0] * -(-panels // block_panels), 2 * rows * n * depth
+    moved = rows * (depth + n) * item + weights.size * of.weight_item
+    kernel = Kernel("subgraph.ops.matmul.kernels", "grouped", index=indices.dtype, **of.variant)
+    low.emit(
+        kernel, arguments, units, grain=grain(units, flops + 2 * moved), flops=flops, bytes=moved
+    )
 
 
 def _gemm_product(node: Node, low: Lowering, act: Activation) -> Product:

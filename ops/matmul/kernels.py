@@ -29,7 +29,12 @@ from subgraph.engine.codegen.transpose import transposer
 from subgraph.ops.shared.register_kernels import column_pairer, row_pairer, row_rounder
 from subgraph.system import host
 
-from .arguments import GemmArguments, PackRightArguments, RoundRowsArguments
+from .arguments import (
+    GemmArguments,
+    GroupedGemmArguments,
+    PackRightArguments,
+    RoundRowsArguments,
+)
 
 _tile_block = stack_block(TileBlock)
 
@@ -280,6 +285,89 @@ def gemm(
         finish()
 
     return kernel
+
+
+def grouped(
+    *, dtype: str, lanes: int, mr: int, nv: int, index: str, weights: str = ""
+) -> Callable[..., None]:
+    """Return the kernel of `GroupedGemmArguments`: ``C[i] = A[i] @ B[indices[i]]``.
+
+    The rows of A that use a matrix are copied together, so that it is read once for many of them.
+
+    Args:
+        dtype: Dtype of A and C.
+        lanes: Elements of a vector.
+        mr: Rows of a contraction tile.
+        nv: Vectors of a row of a contraction tile.
+        index: Dtype of the indices.
+        weights: ``"bfloat16"`` if B is packed as bfloat16, "" if as ``dtype``.
+    """
+    arguments = view_of(GroupedGemmArguments)
+    item, item_index = item_bytes(dtype), item_bytes(index)
+    item_b = 2 if weights else item
+    width = nv * lanes
+    run_block = _block_runner(dtype, lanes, mr, nv, item_b, False)
+    copy_row = _row_copier(dtype, lanes)
+    load_index, load_place, store_place = ld(index), ld("int64"), st("int64")
+
+    @register_jitable
+    def scatter(a: GroupedGemmArguments, made: int, places: int, rows: int, where: Block) -> None:
+        """Copy the block's columns of the rows in scratch memory to their rows of C."""
+        first = where.panel * width
+        count = min(a.n, where.last_panel * width) - first
+        for i in range(rows):
+            to = a.c + load_place(places + i * 8) * a.c_row + first * item
+            copy_row(made + i * a.c_row + first * item, to, count)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        product = arguments(args)
+        t, where = _tile_block(), _block()
+        panels = (product.n + width - 1) // width
+        panel_blocks = (panels + product.block_panels - 1) // product.block_panels
+        _set_strides(product, t, lanes * item, lanes * item_b)
+        places = product.scratch + worker * product.scratch_bytes
+        taken = places + product.scratch_rows * 8
+        made = taken + product.scratch_rows * product.a_row
+        where.row = 0
+        for unit in range(begin, end):
+            matrix, block = unit // panel_blocks, unit % panel_blocks
+            b = product.b + matrix * product.b_step2
+            where.panel = block * product.block_panels
+            where.last_panel = min(panels, where.panel + product.block_panels)
+            rows = 0
+            for row in range(product.m):
+                chosen = load_index(product.indices + row * item_index)
+                if chosen == matrix or chosen + product.matrices == matrix:
+                    copy_row(
+                        product.a + row * product.a_row, taken + rows * product.a_row, product.k
+                    )
+                    store_place(places + rows * 8, row)
+                    rows += 1
+                if rows == product.scratch_rows or (rows > 0 and row == product.m - 1):
+                    where.rows = rows
+                    run_block(product, t, taken, b, made, 0, where)
+                    scatter(product, made, places, rows, where)
+                    rows = 0
+
+    return kernel
+
+
+def _row_copier(dtype: str, lanes: int) -> Any:
+    """Return ``f(source, target, count)``, which copies adjacent elements."""
+    v = vec(dtype, lanes)
+    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
+    item = item_bytes(dtype)
+
+    @register_jitable
+    def copy_row(source: int, target: int, count: int) -> None:
+        whole = count // lanes * lanes
+        for k in range(0, whole, lanes):
+            store(target + k * item, load(source + k * item))
+        if whole < count:
+            rest = count - whole
+            store_n(target + whole * item, rest, load_n(source + whole * item, rest))
+
+    return copy_row
 
 
 def round_rows() -> Callable[..., None]:

@@ -265,6 +265,8 @@ def _indices() -> Graph:
     outputs += [ops.Greater(ids, padding), ops.Less(ids, padding), ops.Mul(ids, allowed)]
     outputs += [ops.CumSum(ids, np.int64(1)), ops.GatherElements(ids, allowed, axis=1)]
     outputs += [ops.Gather(ids, allowed, axis=1)]
+    experts = ops.Gather(w(4, 48, 32), ops.Reshape(ids, [-1]))
+    outputs += [ops.MatMul(experts, ops.Reshape(x, [-1, 32, 1]))]
     outputs += [ops.ArgMax(x, axis=-1), *ops.TopK(x, np.array([4], np.int64))]
     return Graph([ids, allowed], outputs)
 

@@ -48,7 +48,7 @@ def test_split(version: int) -> None:
 @pytest.mark.parametrize("end", [None, 0, 2, -1, -4, 7])
 def test_a_part_of_a_shape(start: int | None, end: int | None) -> None:
     bounds = {"start": start, "end": end}
-    given = {key: bound for key, bound in bounds.items() if bound is not None}
+    given: dict[str, Any] = {k: bound for k, bound in bounds.items() if bound is not None}
     compare_with_onnxruntime("Shape", [uniform(2, 3, 4)], 15, **given)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,9 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_softmax_of_every_opset(op_type: str, version: int, axis: int | None) -> None:
     if version < 11 and axis is not None and axis < 0:
         return
-    compare_with_onnxruntime(
-        op_type, [uniform(2, 3, 4)], max(version, 7), **({} if axis is None else {"axis": axis})
-    )
+    attrs: dict[str, Any] = {} if axis is None else {"axis": axis}
+    compare_with_onnxruntime(op_type, [uniform(2, 3, 4)], max(version, 7), **attrs)
 
 
 @pytest.mark.parametrize("version", [7, 9, 14, 15])
