@@ -113,9 +113,9 @@ def fused(node: Node, low: Lowering) -> None:
     emit_product(low, product)
 
 
-@lowering("GroupedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
+@lowering("FusedGroupedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
 def grouped(node: Node, low: Lowering) -> None:
-    """Lower GroupedMatMul: for each row of the operand a product with the matrix of its index.
+    """Lower FusedGroupedMatMul: for each row of the operand a product with the matrix of its index.
 
     The inputs are the matrices, ``[E, M, K]`` with ``matrix_first`` and ``[E, K, N]`` without, the
     indices and the rows. The products are float32 whatever the option ``INFERENCE_PRECISION`` says.
@@ -123,11 +123,11 @@ def grouped(node: Node, low: Lowering) -> None:
     weights, indices, x, out = low.input(0), low.input(1), low.input(2), low.output()
     if not weights.constant or indices.known is not None or indices.dtype not in _INDICES:
         raise Unsupported("a grouped product of computed matrices, or with constant indices")
-    if not out.size or not x.size or x.shape[0] != indices.size:
-        raise Unsupported("a grouped product without elements, or of vectors that broadcast")
-    emit_range_check(low, indices, "indices", -weights.shape[0], weights.shape[0] - 1)
     b = matrix(weights).transposed if node.attrs.get("matrix_first") else matrix(weights)
     rows, n, depth = indices.size, b.columns, b.rows
+    if not out.size or not x.size or x.size != rows * depth or out.size != rows * n:
+        raise Unsupported("a grouped product without elements, or of vectors that broadcast")
+    emit_range_check(low, indices, "indices", -weights.shape[0], weights.shape[0] - 1)
     product = Product(Matrix(x, (), rows, depth, depth, 1), b, out, NO_ACTIVATION)
     of = weight_tiles(direct_tiles(out.dtype), low, weights)
     right, _, steps = _right_side(low, product, of, rows, [0, 0, n * depth])

@@ -126,6 +126,32 @@ def fused_operands(
     require_shape("R", r, shape, "the product's")
 
 
+def grouped_operands(node: Node, weights: Tensor, indices: Tensor, x: Tensor) -> None:
+    """Require that vectors fit the matrices that they are multiplied with.
+
+    FusedGroupedMatMul is ``W[i] @ x`` for columns x (``matrix_first``), or ``x @ W[i]`` for rows.
+    The numbers of vectors and of indices broadcast.
+
+    Args:
+        node: The FusedGroupedMatMul.
+        weights: W, ``[E, M, K]`` with ``matrix_first``, ``[E, K, N]`` without.
+        indices: Numbers of matrices, ``[B]`` or ``[B, 1]``.
+        x: ``[B, K, 1]`` with ``matrix_first``, ``[B, 1, K]`` without.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
+    require_rank("W", weights, 3)
+    require_rank("indices", indices, 1, 2)
+    require_rank("x", x, 3)
+    require_dtype("x", x, weights.dtype)
+    require_dtype("indices", indices, "int32", "int64")
+    first = bool(node.attrs.get("matrix_first"))
+    wanted = (weights.shape[2], 1) if first else (1, weights.shape[1])
+    if not x.shape[1:] == wanted:
+        raise ShapeError(f"vectors {list(x.shape)} do not fit the matrices {list(weights.shape)}")
+
+
 def einsum_operands(node: Node, *operands: Tensor | None) -> None:
     """Require that equal letters stand for equal sizes (ONNX Einsum, 12).
 
@@ -342,3 +368,4 @@ declare(
     "MatMul", requires=matmul_operands, infer=matmul, speculatable=True, batch=matrix_product(0, 1)
 )
 declare("FusedMatMul", domain=INTERNAL_DOMAIN, requires=fused_operands)
+declare("FusedGroupedMatMul", domain=INTERNAL_DOMAIN, requires=grouped_operands)

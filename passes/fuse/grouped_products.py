@@ -33,7 +33,7 @@ def grouped_product(context: Context, node: Node) -> Match | None:
             continue
         return Match(
             context.ordered((gather, node)),
-            "GroupedMatMul",
+            "FusedGroupedMatMul",
             (weights, indices, x),
             attrs={"matrix_first": 1 - k},
             arity=3,

@@ -60,9 +60,9 @@ def chosen() -> list[Case]:
 
 
 def test_what_the_cpu_has_opencl_has() -> None:
-    """But ai.onnx.ml, and what fusions for the CPU make of quantised models and weights."""
+    """But ai.onnx.ml, and what fusions for the CPU make of quantised models, weights, experts."""
     missing = set(LOWERINGS.names()) - set(CL_LOWERINGS.names())
-    made = ("::FusedQ", "::FusedMatMulNBits", "ai.onnx.ml::")
+    made = ("::FusedQ", "::FusedMatMulNBits", "::FusedGroupedMatMul", "ai.onnx.ml::")
     assert {name for name in missing if not any(each in name for each in made)} == set()
 
 
