@@ -189,8 +189,8 @@ _SOUNDS = ("hubert", "wavlm", "unispeech", "data2vec-audio", "sew", "sew-d", "wa
 
 def transcriber(*shape: int) -> Inputs:
     """Return a function that makes frequencies by time, and the beginning of their text."""
-    start = torch.randint(5, VOCABULARY, (1, 16))
-    return lambda: {**features(*shape)(), "decoder_input_ids": start}
+    made = features(*shape)
+    return lambda: {**made(), "decoder_input_ids": torch.randint(5, VOCABULARY, (1, 16))}
 
 
 def steps() -> dict[str, torch.Tensor]:

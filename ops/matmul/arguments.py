@@ -165,19 +165,19 @@ class GemmArguments(KernelArguments):
 class GroupedGemmArguments(GemmArguments):
     """Arguments of `grouped`: each row of A is multiplied by one of several matrices.
 
-    A work unit is a block of panels of one matrix, for all rows that use it. A and C are one matrix
-    each; ``b_step2`` is the bytes between the packed matrices of B, and the other steps are 0.
+    A work unit is a block of panels of one matrix, for all rows that use it; ``block_rows`` of them
+    are computed together. A and C are one matrix each, with adjacent rows; ``b_step2`` is the bytes
+    between the packed matrices of B, and the other steps are 0.
 
     Attributes:
         indices: For each row of A the number of its matrix; negative ones count from the end.
         matrices: Number of matrices of B.
-        scratch: Memory of each worker for rows of A, rows of C, and the numbers of these rows.
+        scratch: Memory of each worker for the numbers of ``block_rows`` rows, and these rows of A
+            and C.
         scratch_bytes: Bytes between the memory of two workers.
-        scratch_rows: Rows of A and C in that memory.
     """
 
     indices: Address
     matrices: int
     scratch: Address
     scratch_bytes: int
-    scratch_rows: int

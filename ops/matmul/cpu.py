@@ -162,7 +162,6 @@ def grouped(node: Node, low: Lowering) -> None:
         matrices=weights.shape[0],
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
-        scratch_rows=group,
     )
     units, flops = weights.shape[0] * -(-panels // block_panels), 2 * rows * n * depth
     moved = rows * (depth + n) * item + weights.size * of.weight_item

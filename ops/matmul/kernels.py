@@ -26,6 +26,7 @@ from subgraph.engine.codegen.simd import call_kernel, ld, st, vec
 from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_TILE, TileBlock
 from subgraph.engine.codegen.transpose import transposer
+from subgraph.ops.movement.kernels import row_copy
 from subgraph.ops.shared.register_kernels import column_pairer, row_pairer, row_rounder
 from subgraph.system import host
 
@@ -307,7 +308,7 @@ def grouped(
     item_b = 2 if weights else item
     width = nv * lanes
     run_block = _block_runner(dtype, lanes, mr, nv, item_b, False)
-    copy_row = _row_copier(dtype, lanes)
+    copy_row = row_copy(item)
     load_index, load_place, store_place = ld(index), ld("int64"), st("int64")
 
     @register_jitable
@@ -317,7 +318,7 @@ def grouped(
         count = min(a.n, where.last_panel * width) - first
         for i in range(rows):
             to = a.c + load_place(places + i * 8) * a.c_row + first * item
-            copy_row(made + i * a.c_row + first * item, to, count)
+            copy_row(to, made + i * a.c_row + first * item, count * item)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
@@ -326,8 +327,8 @@ def grouped(
         panel_blocks = (panels + product.block_panels - 1) // product.block_panels
         _set_strides(product, t, lanes * item, lanes * item_b)
         places = product.scratch + worker * product.scratch_bytes
-        taken = places + product.scratch_rows * 8
-        made = taken + product.scratch_rows * product.a_row
+        taken = places + product.block_rows * 8
+        made = taken + product.block_rows * product.a_row
         where.row = 0
         for unit in range(begin, end):
             matrix, block = unit // panel_blocks, unit % panel_blocks
@@ -338,36 +339,17 @@ def grouped(
             for row in range(product.m):
                 chosen = load_index(product.indices + row * item_index)
                 if chosen == matrix or chosen + product.matrices == matrix:
-                    copy_row(
-                        product.a + row * product.a_row, taken + rows * product.a_row, product.k
-                    )
+                    source = product.a + row * product.a_row
+                    copy_row(taken + rows * product.a_row, source, product.a_row)
                     store_place(places + rows * 8, row)
                     rows += 1
-                if rows == product.scratch_rows or (rows > 0 and row == product.m - 1):
+                if rows == product.block_rows or (rows > 0 and row == product.m - 1):
                     where.rows = rows
                     run_block(product, t, taken, b, made, 0, where)
                     scatter(product, made, places, rows, where)
                     rows = 0
 
     return kernel
-
-
-def _row_copier(dtype: str, lanes: int) -> Any:
-    """Return ``f(source, target, count)``, which copies adjacent elements."""
-    v = vec(dtype, lanes)
-    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
-    item = item_bytes(dtype)
-
-    @register_jitable
-    def copy_row(source: int, target: int, count: int) -> None:
-        whole = count // lanes * lanes
-        for k in range(0, whole, lanes):
-            store(target + k * item, load(source + k * item))
-        if whole < count:
-            rest = count - whole
-            store_n(target + whole * item, rest, load_n(source + whole * item, rest))
-
-    return copy_row
 
 
 def round_rows() -> Callable[..., None]:
