@@ -19,7 +19,8 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
-from subgraph.graph.types import Array
+from subgraph.graph.types import Array, TensorType, ValueType
+from subgraph.operators.functions import declare_contributed
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import (
@@ -34,7 +35,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.ml.scores import prepared
 
-from .patterns import regex_full_match
+from .patterns import compiled, regex_full_match, splitter_of, tokenizer
 
 
 @attrs.frozen(eq=False)
@@ -200,6 +201,12 @@ def string_concat_operands(node: Node, x: Tensor, y: Tensor) -> None:
     require_broadcast_together(x, y)
 
 
+def regex_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless X holds strings and ``pattern`` is one of RE2 (ONNX, 20)."""
+    require_dtype("X", x, "string")
+    compiled(decoded(node.attrs.get("pattern", "")))
+
+
 def string_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the input holds strings (ONNX, 20)."""
     require_dtype("X", x, "string")
@@ -221,8 +228,100 @@ def tfidf_operands(node: Node, x: Tensor) -> None:
     require_rank("X", x, 0, 1, 2)
 
 
-# The operators of this family, each in all its versions.
-declare("RegexFullMatch", requires=string_operands, compute=regex_full_match)
+def tokenizer_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless X is a vector or matrix of strings and the attributes fit."""
+    require_dtype("X", x, "string")
+    require_rank("X", x, 1, 2)
+    splitter_of(node)
+    require_whole_number(node, "mincharnum", least=1)
+
+
+def tokenizer_types(
+    node: Node, types: Sequence[ValueType | None], known: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Return strings with one axis more, whose length depends on the strings."""
+    (x,) = types
+    shape = x.shape if isinstance(x, TensorType) else None
+    return [TensorType("string", None if shape is None else (*shape, None))]
+
+
+# Constants of MurmurHash3_x86_32 (Appleby, https://github.com/aappleby/smhasher).
+_HASH_FACTORS = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
+_HASH_MIX = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
+
+
+def murmur_hash(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the MurmurHash3_x86_32 of each number's bytes, or of each string's UTF-8 bytes."""
+    options, x = attributes(node), inputs[0]
+    flat = x.reshape(-1)
+    dtype = np.uint32 if options["positive"] else np.int32
+    seed = np.uint32(int(options["seed"]) & 0xFFFFFFFF)
+    if x.dtype == object or x.dtype.kind in "UST":
+        texts = [str(text).encode() for text in flat]
+        found = [_murmur(np.frombuffer(text, np.uint8)[None], seed)[0] for text in texts]
+        return [np.array(found, np.uint32).view(dtype).reshape(x.shape)]
+    content = np.ascontiguousarray(flat).view(np.uint8).reshape(flat.size, x.dtype.itemsize)
+    return [_murmur(content, seed).view(dtype).reshape(x.shape)]
+
+
+def _murmur(content: Array, seed: np.uint32) -> Array:
+    """Return the hash of each row of bytes."""
+    rows, length = content.shape
+    padded = np.zeros((rows, -(-length // 4) * 4), np.uint8)
+    padded[:, :length] = content
+    words = padded.view("<u4")
+    found = np.full(rows, seed, np.uint32)
+    for number, word in enumerate(words.T):
+        term = _rotated(word * _HASH_FACTORS[0], 15) * _HASH_FACTORS[1]
+        found ^= term
+        if number < length // 4:  # the last, incomplete word is only added
+            found = _rotated(found, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    found ^= np.uint32(length)
+    for shift, factor in zip((16, 13), _HASH_MIX, strict=True):
+        found = (found ^ (found >> np.uint32(shift))) * factor
+    found ^= found >> np.uint32(16)
+    return found
+
+
+def _rotated(words: Array, bits: int) -> Array:
+    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
+
+
+def murmur_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input holds strings, or numbers of 4 or 8 bytes."""
+    require_dtype("X", x, "string", "uint32", "int32", "uint64", "int64", "float32", "float64")
+
+
+def murmur_types(
+    node: Node, types: Sequence[ValueType | None], known: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Return one hash for each element."""
+    (x,) = types
+    dtype = "uint32" if node.attrs.get("positive", 1) else "int32"
+    return [TensorType(dtype, x.shape if isinstance(x, TensorType) else None)]
+
+
+declare_contributed(
+    "MurmurHash3",
+    "X -> Y",
+    attributes={"positive": 1, "seed": 0},
+    compute=murmur_hash,
+    infer=murmur_types,
+    requires=murmur_operands,
+)
+declare_contributed(
+    "Tokenizer",
+    "X -> Y",
+    attributes={
+        **{"mark": "int!", "mincharnum": "int!", "pad_value": "string!"},
+        **{"separators": "strings", "tokenexp": "string"},
+    },
+    compute=tokenizer,
+    infer=tokenizer_types,
+    requires=tokenizer_operands,
+)
+# The operators of the standard, each in all its versions.
+declare("RegexFullMatch", requires=regex_operands, compute=regex_full_match)
 declare("StringConcat", requires=string_concat_operands, compute=string_concat)
 declare("StringNormalizer", requires=normalizer_operands, compute=string_normalizer)
 declare("StringSplit", requires=string_operands, compute=string_split)

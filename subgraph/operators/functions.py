@@ -9,7 +9,7 @@ reference follow from the body, and so do all devices with their fusions, by way
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, cast
 
@@ -79,6 +79,41 @@ def function(
     Raises:
         UnsupportedOpError: `contributed` does not know the name, so that no device would expand it.
     """
+    schema = _contributed_schema(op_type, form, domain, attributes)
+
+    def register(body: Body) -> Body:
+        operator = Operator(schema, _compute, _infer, requires=requires, body=body)
+        _register(operator, defined_at(body))
+        return body
+
+    return register
+
+
+def declare_contributed(
+    op_type: str, form: str, *, attributes: Mapping[str, Any], **fields: Any
+) -> None:
+    """Declare an operator of ONNX Runtime that operators of the standard cannot express.
+
+    Args:
+        op_type: Name of the operator, of the domain ``com.microsoft``.
+        form: Its inputs and outputs, as for `function`.
+        attributes: Its attributes, as for `function`.
+        **fields: Fields of `Operator`, ``compute`` and ``infer`` among them.
+    """
+    schema = _contributed_schema(op_type, form, MICROSOFT, attributes)
+    _register(Operator(schema, **fields), defined_at(fields["compute"]))
+
+
+def _register(operator: Operator, owner: str) -> None:
+    assert isinstance(operator.schema, Schema), "an operator that is not the standard's has one"
+    CONTRIBUTED.register(operator.key, operator.schema, owner)
+    OPERATORS.register(operator.key, operator, owner)
+
+
+def _contributed_schema(
+    op_type: str, form: str, domain: str, attributes: Mapping[str, Any]
+) -> Schema:
+    """Return the schema of an operator that a runtime has added; see `function`."""
     if not contributed(op_type, domain):
         raise UnsupportedOpError(
             f"function {op_type!r} of domain {domain!r}: bodies are for operators that "
@@ -86,7 +121,7 @@ def function(
             "an operator of your own with core.add_extension(...)"
         )
     inputs, outputs = (re.findall(r"(\w+)([?*]?)", side) for side in form.split("->"))
-    schema = Schema(
+    return Schema(
         op_type=op_type,
         domain=domain,
         inputs=tuple(name for name, _ in inputs),
@@ -97,16 +132,6 @@ def function(
         max_outputs=len(outputs),
         attributes={name: _attribute(name, value) for name, value in attributes.items()},
     )
-    key = operator_key(op_type, domain)
-
-    def register(body: Body) -> Body:
-        owner = defined_at(body)
-        CONTRIBUTED.register(key, schema, owner)
-        operator = Operator(schema, _compute, _infer, requires=requires, body=body)
-        OPERATORS.register(key, operator, owner)
-        return body
-
-    return register
 
 
 def _min_count(formals: Sequence[tuple[str, str]]) -> int:

@@ -1,0 +1,8 @@
+from typing import Any
+
+class error(Exception): ...
+
+class Options:
+    log_errors: bool
+
+def compile(pattern: str, options: Options | None = ...) -> Any: ...
