@@ -31,8 +31,9 @@ def prepared_graph(
     """Return the graph that a device queries or compiles for a model.
 
     Preprocessing becomes part of the graph, float16 and bfloat16 become float32 if the option
-    INFERENCE_PRECISION is set, and the graph is partitioned by the properties that the environment
-    variable ``SUBGRAPH_BACKEND`` names, separated by commas.
+    INFERENCE_PRECISION is set, loops capture the states that they do not change, and the graph is
+    partitioned by the properties that the environment variable ``SUBGRAPH_BACKEND`` names,
+    separated by commas.
 
     Args:
         graph: The model's graph.
@@ -50,6 +51,7 @@ def prepared_graph(
         graph = preprocessed(graph, preprocess)
     if option("INFERENCE_PRECISION") == "float32":
         graph = _in_float32(graph)
+    graph = _without_loop_invariants(graph)
     names = [name.strip() for name in os.environ.get(BACKEND_VARIABLE, "").split(",")]
     return _partitioned(graph, names) if any(names) else graph
 
@@ -60,6 +62,13 @@ def _in_float32(graph: Graph) -> Graph:
     for source in ("float16", "bfloat16"):
         graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
     return graph
+
+
+def _without_loop_invariants(graph: Graph) -> Graph:
+    from subgraph.runtime.control_flow import is_nested
+    from subgraph.transform.pass_manager import apply_pass
+
+    return apply_pass(graph, "LoopInvariants") if is_nested(graph) else graph
 
 
 def _partitioned(graph: Graph, names: list[str]) -> Graph:
