@@ -40,7 +40,7 @@ from .depthwise import has_windows
 from .direct import summed_channels
 from .job import Job
 from .polyphase import OUTPUTS, phases_of
-from .winograd import winograd_sizes, winograd_values
+from .winograd import winograd_outputs, winograd_planes, winograd_sizes, winograd_values
 
 
 class Method(StrEnum):
@@ -131,7 +131,7 @@ def choose(job: Job) -> Algorithm:
     # The tiles of `direct` have three loops around the run of steps. Input blocks, planes and rows
     # take them all, so that the taps of a kernel row must be one run.
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
-        return GENERIC
+        return _choose_winograd(job, GENERIC)
     together = merged(g, of.lanes)
     if g.groups > 1:
         # Cycles for one output pixel, with groups merged to whole blocks or with panels in bands.
@@ -210,7 +210,7 @@ def _choose_winograd(job: Job, direct: Algorithm = DIRECT) -> Algorithm:
 
     Args:
         job: The convolution.
-        direct: DIRECT or MATRIX.
+        direct: DIRECT, MATRIX or, for volumes with dilations, GENERIC.
     """
     if not job.low.options.get("WINOGRAD", True):
         return direct
@@ -228,6 +228,7 @@ def winograd_costs(of: Tiles, g: Geometry, direct: Algorithm) -> dict[Algorithm,
     """
     paired = 2 if direct is MATRIX else 1
     strided = g.strides[1:] == (2, 2) and of.few_rows
+    dilated = g.dilations[1:] != (1, 1)
     taps = g.kernel[1]
     blocks_in = round_up(g.inputs, of.lanes) // of.lanes * g.kernel[0]
     blocks_out = round_up(g.outputs, of.lanes) // of.lanes
@@ -237,8 +238,7 @@ def winograd_costs(of: Tiles, g: Geometry, direct: Algorithm) -> dict[Algorithm,
         g.groups == 1
         and taps == g.kernel[2]
         and taps in OUTPUTS
-        and ((strided and taps == 3) or g.strides[1:] == (1, 1))
-        and g.dilations[1:] == (1, 1)
+        and ((strided and taps == 3 and not dilated) or g.strides[1:] == (1, 1))
         # Volumes were not measured with many-row tiles.
         and (of.few_rows or g.source[0] == g.target[0] == g.kernel[0] == 1)
     )
@@ -319,7 +319,7 @@ def _prefer_packed(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorit
 def _transforms(of: Tiles, g: Geometry, m: int) -> int:
     """Return the cycles of Winograd's transforms of all tiles."""
     values, points = winograd_sizes(m, g.kernel[1], g.strides[1])
-    tiles = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
+    tiles = winograd_planes(g) * math.prod(-(-o // m) for o in winograd_outputs(g))
     read = values * g.kernel[0] * -(-g.inputs // of.lanes)
     return _TRANSFORM_CYCLES * tiles * (read + points * -(-g.outputs // of.lanes))
 

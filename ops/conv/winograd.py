@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import attrs
 
@@ -71,7 +72,9 @@ def emit_winograd(low: Lowering, conv: PackedConv, m: int) -> None:
         # The weights of a panel for one segment of the sums fill half of the L1 cache.
         segment=max(1, caches().l1 // 2 // (of.width * of.item * of.lanes)),
     )
-    variant = {"stride": stride} if stride > 1 else taps_variant(g.kernel[1])
+    variant: dict[str, Any] = {"stride": stride} if stride > 1 else taps_variant(g.kernel[1])
+    if g.dilations[1:] != (1, 1):
+        variant = {**variant, "dilated": True}
     kernel = Kernel("subgraph.ops.conv.winograd_kernels", "winograd", m=m, **variant, **of.variant)
     for stage, step in _stages(of, g, t, m, low.threads).items():
         low.emit(kernel, arguments(stage=stage), **step)
@@ -162,7 +165,7 @@ def _tiling(of: Tiles, g: Geometry, m: int, threads: int) -> _Tiling:
     # The planes of a volume that an output reads are further input channels.
     blocks_in = g.kernel[0] * -(-g.inputs // of.lanes)
     panels = -(-blocks_out // of.nv)
-    total = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
+    total = winograd_planes(g) * math.prod(-(-o // m) for o in winograd_outputs(g))
     tiles, part, together = winograd_tiling(of, total, blocks_in, panels, threads)
     stage_panels = -(-panels // _PANEL_BLOCKS)
     products = points * -(-panels // stage_panels)
@@ -242,11 +245,22 @@ def winograd_sizes(m: int, taps: int, stride: int) -> tuple[int, int]:
     return (2 * m + 1) ** 2, (m + 1) ** 2
 
 
+def winograd_planes(g: Geometry) -> int:
+    """Return the planes of outputs that tiles cover: with dilations, one for each phase."""
+    return g.images * g.target[0] * g.dilations[1] * g.dilations[2]
+
+
+def winograd_outputs(g: Geometry) -> tuple[int, int]:
+    """Return the outputs of a plane along the height and the width, in the largest phase."""
+    height, width = (-(-o // d) for o, d in zip(g.target[1:], g.dilations[1:], strict=True))
+    return height, width
+
+
 def winograd_values(g: Geometry, m: int) -> int:
     """Return the transformed values of all tiles for each channel; short tiles have fewer."""
     full = m + g.kernel[1] - 1 if g.strides[1] == 1 else 2 * m + 1
-    found = g.images * g.target[0]
-    for outputs in g.target[1:]:
+    found = winograd_planes(g)
+    for outputs in winograd_outputs(g):
         tiles = -(-outputs // m)
         # Each missing output makes one tile short, which then has one value less along the axis. A
         # lone tile that lacks several outputs is computed like one that lacks one.

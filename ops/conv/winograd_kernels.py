@@ -22,6 +22,10 @@ point at infinity, so a short tile has no values there: 14 outputs are 4 + 4 + 3
 products instead of 24.
 
 Volumes, with any kernel along D: the planes that an output reads are further input channels.
+
+Dilations, with stride 1: the outputs of every d-th row and column (a phase) read inputs of every
+d-th row and column alone, so that they are the outputs of a convolution without dilation over a
+smaller image. The tiles of a phase are those of a plane of their own, whose pixels are d apart.
 """
 
 from __future__ import annotations
@@ -47,7 +51,9 @@ from .winograd_tile_kernels import (
     TileForm,
     next_addresses,
     next_place,
+    origin_of,
     place_of,
+    spacing_of,
     tile_prefetcher,
     tile_transform,
     tile_writer,
@@ -77,7 +83,15 @@ class ValueLayout(NamedTuple):
 
 
 def winograd(
-    *, dtype: str, lanes: int, mr: int, nv: int, m: int, stride: int = 1, taps: int = 3
+    *,
+    dtype: str,
+    lanes: int,
+    mr: int,
+    nv: int,
+    m: int,
+    stride: int = 1,
+    taps: int = 3,
+    dilated: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel of `WinogradArguments`.
 
@@ -89,11 +103,12 @@ def winograd(
         m: Output pixels of a tile along each side: 2 or 4 with 3 taps, 3 with 4 taps, 2 with 5.
         stride: 1, or 2 with m = 2, 3 taps and few-row tiles.
         taps: Weights along each side.
+        dilated: Whether there is a dilation along the height or the width (stride 1).
     """
     arguments = view_of(WinogradArguments)
-    form = TileForm(dtype, lanes, mr, nv, m, stride, taps)
+    form = TileForm(dtype, lanes, mr, nv, m, stride, taps, dilated)
     low, points = form.few_rows, form.side**2
-    layout = _value_layout(form)
+    layout, spacing = _value_layout(form), spacing_of(form)
     tile_grid, set_tiles = layout.tile_grid, _tile_setter(form)
     divide = _scratch_divider(form, layout)
     transform_input = _input_transform(form, layout)
@@ -114,7 +129,8 @@ def winograd(
         panels = (a.output_blocks + nv - 1) // nv
         panel_blocks = (panels + a.panels - 1) // a.panels
         grid = tile_grid(a)
-        total = a.images * a.output_depth * grid.across * grid.down
+        down, across = spacing(a)
+        total = a.images * a.output_depth * down * across * grid.across * grid.down
         values, c = divide(a, scratch)
         transformed = -1
         for unit in range(begin, end):
@@ -141,7 +157,7 @@ def _tile_setter(form: TileForm) -> Any:
 
     ``t`` is the block of the contraction tiles, ``finished`` that of the activation.
     """
-    item, pixel = form.item, form.pixel
+    item, pixel, spacing = form.item, form.pixel, spacing_of(form)
 
     @register_jitable
     def set_tiles(a: WinogradArguments, t: TileBlock, finished: TileBlock) -> None:
@@ -153,7 +169,7 @@ def _tile_setter(form: TileForm) -> Any:
         t.inner_count = 1
         t.a_step = item
         t.b_vector = pixel
-        finished.c_row = pixel
+        finished.c_row = spacing(a).across * pixel
         finished.c_vector = pixel
         finished.low = a.low
         finished.high = a.high
@@ -219,6 +235,7 @@ def _stage_runner(
 def _value_layout(form: TileForm) -> ValueLayout:
     """Return the functions that locate tiles and their values."""
     m, pixel, strided, low = form.m, form.pixel, form.strided, form.few_rows
+    spacing = spacing_of(form)
 
     @register_jitable
     def tile_capacity(a: WinogradArguments) -> int:
@@ -245,12 +262,16 @@ def _value_layout(form: TileForm) -> ValueLayout:
 
     @register_jitable
     def tile_grid(a: WinogradArguments) -> Grid:
-        """Return the `Grid` of the arguments."""
+        """Return the `Grid` of the arguments, of the first and so largest phase."""
+        rows, columns = a.output_height, a.output_width
+        apart_down, apart_across = spacing(a)
+        rows = (rows + apart_down - 1) // apart_down
+        columns = (columns + apart_across - 1) // apart_across
         # If all tiles had m - 1 outputs, ``down * (m - 1)`` rows would be covered; each row beyond
         # these makes one tile full.
-        down, across = (a.output_height + m - 1) // m, (a.output_width + m - 1) // m
-        full_down = max(0, a.output_height - down * (m - 1))
-        return Grid(down, across, full_down, max(0, a.output_width - across * (m - 1)))
+        down, across = (rows + m - 1) // m, (columns + m - 1) // m
+        full_down = max(0, rows - down * (m - 1))
+        return Grid(down, across, full_down, max(0, columns - across * (m - 1)))
 
     @register_jitable
     def start_of(tile: int, full: int) -> int:
@@ -280,6 +301,7 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
     tile_capacity, values_offset = layout.tile_capacity, layout.values_offset
     tile_grid, start_of = layout.tile_grid, layout.start_of
     transform_tile, prefetch_tile = tile_transform(form, values_offset), tile_prefetcher(n, pixel)
+    spacing, origin, dilated = spacing_of(form), origin_of(form), form.dilated
 
     @register_jitable
     def transform_input(
@@ -291,7 +313,7 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
         scratch: int,
         values: int,
     ) -> None:
-        grid = tile_grid(a)
+        grid, apart_by = tile_grid(a), spacing(a)
         # Strips read adjacent pixels of one block, so that few-row tiles want [point][block][tile].
         # A many-row tile reads all channels of a pixel in order: [point][tile][block].
         row = pixel if low else (a.input_blocks + 1) * pixel
@@ -306,18 +328,21 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
             # A short tile's values at infinity are unused: the next full tile overwrites them.
             to = TileAddresses(values, values, values, values)
             for _ in range(count):
-                d = at.plane % slices * a.stride_depth + above
-                x = a.x + at.plane // slices * a.x_image + (block % blocks * depth + d) * area
-                h0 = start_of(at.row, grid.full_down) * stride - a.pad_height
-                w0 = start_of(at.column, grid.full_across) * stride - a.pad_width
+                plane, row0, column0 = origin(apart_by, at.plane)
+                d = plane % slices * a.stride_depth + above
+                x = a.x + plane // slices * a.x_image + (block % blocks * depth + d) * area
+                h0 = row0 + start_of(at.row, grid.full_down) * stride * apart_by.down
+                w0 = column0 + start_of(at.column, grid.full_across) * stride * apart_by.across
+                h0 -= a.pad_height
+                w0 -= a.pad_width
                 if d < 0 or d >= depth:
-                    h0 = -n  # none of its rows lies inside the image
+                    h0 = -n * apart_by.down  # none of its rows lies inside the image
                 target = to
                 to = next_addresses(grid, at, to, row)
                 at = next_place(grid, at)
                 # The tile after this one is prefetched. After the last tile that address may be
                 # outside the image, which a prefetch ignores.
-                if low and n == 6:
+                if low and n == 6 and not dilated:
                     h1, w1 = start_of(at.row, grid.full_down), start_of(at.column, grid.full_across)
                     prefetch_tile(a, x, h1 - a.pad_height, w1 - a.pad_width)
                 transform_tile(a, x, h0, w0, scratch, target, block, step, apart)
@@ -378,19 +403,24 @@ def _output_transform(form: TileForm, layout: ValueLayout) -> Any:
 def _output_locator(form: TileForm, layout: ValueLayout) -> Any:
     """Return ``f(a, grid, at, block)``: the `OutputTile` at a place, of a block of y."""
     m, pixel, start_of = form.m, form.pixel, layout.start_of
+    spacing, origin = spacing_of(form), origin_of(form)
 
     @register_jitable
     def locate_output(a: WinogradArguments, grid: Grid, at: Place, block: int) -> OutputTile:
         height, width, slices = a.output_height, a.output_width, a.output_depth
-        image, slice_ = at.plane // slices, at.plane % slices
-        row, column = start_of(at.row, grid.full_down), start_of(at.column, grid.full_across)
+        down, across = spacing(a)
+        plane, row0, column0 = origin(spacing(a), at.plane)
+        image, slice_ = plane // slices, plane % slices
+        row = row0 + start_of(at.row, grid.full_down) * down
+        column = column0 + start_of(at.column, grid.full_across) * across
         to = (((block * slices + slice_) * height + row) * width + column) * pixel
         residual = a.residual
         if residual != 0:
             residual += image * a.residual_image + to
         # A side shorter than m - 1 has a single tile, whose last outputs lie outside the image.
-        rows = min(m if at.row < grid.full_down else m - 1, height - row)
-        columns = min(m if at.column < grid.full_across else m - 1, width - column)
+        rows = min(m if at.row < grid.full_down else m - 1, (height - row + down - 1) // down)
+        columns = m if at.column < grid.full_across else m - 1
+        columns = min(columns, (width - column + across - 1) // across)
         return OutputTile(a.y + image * a.y_image + to, residual, rows, columns)
 
     return locate_output

@@ -31,6 +31,8 @@ class TileForm:
         m: Output pixels of a tile along each side.
         stride: 1 or 2.
         taps: Weights along each side.
+        dilated: Whether taps are apart. A tile's pixels then are those of a phase, which are
+            ``dilation`` pixels apart along each axis.
     """
 
     dtype: str
@@ -40,6 +42,7 @@ class TileForm:
     m: int
     stride: int
     taps: int
+    dilated: bool
 
     @property
     def strided(self) -> bool:
@@ -73,6 +76,32 @@ class TileForm:
         return self.lanes * self.item
 
 
+class Spacing(NamedTuple):
+    """Distance between neighbouring pixels of a tile, in pixels of the image.
+
+    Attributes:
+        down: Along the height.
+        across: Along the width.
+    """
+
+    down: int
+    across: int
+
+
+class Origin(NamedTuple):
+    """The phase of a plane of tiles.
+
+    Attributes:
+        plane: Index of the plane of outputs among those of all images.
+        row: First row of the phase.
+        column: First column of the phase.
+    """
+
+    plane: int
+    row: int
+    column: int
+
+
 class Grid(NamedTuple):
     """The tiles of a plane of outputs; the full ones come before the short ones.
 
@@ -93,7 +122,7 @@ class Place(NamedTuple):
     """Where a tile is.
 
     Attributes:
-        plane: Index of its plane among those of the outputs of all images.
+        plane: Index of its plane among those of the phases of the outputs of all images.
         row: Index of the tile along the height.
         column: Index of the tile along the width.
     """
@@ -149,6 +178,37 @@ class Epilogue(NamedTuple):
     bias: Any
     low: Any
     high: Any
+
+
+def spacing_of(form: TileForm) -> Any:
+    """Return ``f(a)``: the `Spacing` of the arguments, (1, 1) without dilation."""
+    dilated = form.dilated
+
+    @register_jitable
+    def spacing(a: WinogradArguments) -> Spacing:
+        if not dilated:
+            return Spacing(1, 1)
+        return Spacing(a.dilation_height, a.dilation_width)
+
+    return spacing
+
+
+def origin_of(form: TileForm) -> Any:
+    """Return ``f(spacing, plane)``: the `Origin` of a plane of tiles; one phase without dilation.
+
+    Phases are the innermost part of the index of a plane.
+    """
+    dilated = form.dilated
+
+    @register_jitable
+    def origin(spacing: Spacing, plane: int) -> Origin:
+        if not dilated:
+            return Origin(plane, 0, 0)
+        phase = plane % (spacing.down * spacing.across)
+        plane //= spacing.down * spacing.across
+        return Origin(plane, phase // spacing.across, phase % spacing.across)
+
+    return origin
 
 
 @register_jitable
@@ -422,7 +482,7 @@ def tile_transform(form: TileForm, values_offset: Any) -> Any:
     v = vec(form.dtype, form.lanes)
     load, store, zero = v.load, v.store, v.zero
     forward, store_inputs = forward_along(v, n), storer(v, n)
-    store_values = _value_storer(form, values_offset)
+    store_values, spacing = _value_storer(form, values_offset), spacing_of(form)
 
     @register_jitable
     def transform_tile(
@@ -437,26 +497,29 @@ def tile_transform(form: TileForm, values_offset: Any) -> Any:
         apart: int,
     ) -> None:
         height, width = a.image_height, a.image_width
+        down, across = spacing(a)
         patch, half = scratch, scratch + n * n * pixel
         # All rows of a tile have the same columns outside the image, so that their zeros are stored
         # once, before the loop over rows.
-        begin, end = max(0, -w0), min(n, width - w0)
+        begin = max(0, (across - 1 - w0) // across)
+        end = min(n, (width - w0 + across - 1) // across)
         whole = begin == 0 and end == n
         if not whole:
             for j in range(n):
                 store(patch + j * pixel, zero())
         for i in range(n):
             row = half + i * n * pixel
-            s = x + ((h0 + i) * width + w0) * pixel
+            h = h0 + i * down
+            s = x + (h * width + w0) * pixel
             # The transform of zeros is zeros.
-            if h0 + i < 0 or h0 + i >= height:
+            if h < 0 or h >= height:
                 for j in range(n):
                     store(row + j * pixel, zero())
             elif whole:
-                store_inputs(forward(s, pixel), row, pixel, row + (n - 1) * pixel)
+                store_inputs(forward(s, across * pixel), row, pixel, row + (n - 1) * pixel)
             else:
                 for j in range(begin, end):
-                    store(patch + j * pixel, load(s + j * pixel))
+                    store(patch + j * pixel, load(s + j * across * pixel))
                 store_inputs(forward(patch, pixel), row, pixel, row + (n - 1) * pixel)
         for j in range(n - 1):
             store_values(a, half, j, to.finite, to.below, block, step, apart)
@@ -519,10 +582,10 @@ def tile_writer(form: TileForm) -> Any:
     of ``tile`` (`OutputTile`). ``finished`` is the block of arguments of the activation, ``point``
     the bytes between the sums of points; ``scratch`` has room for n * m vectors.
     """
-    m, side, pixel = form.m, form.side, form.pixel
+    m, side, pixel, dilated = form.m, form.side, form.pixel, form.dilated
     v = vec(form.dtype, form.lanes)
     backward, store_outputs = backward_along(v, m, form.n), storer(v, m)
-    finish_column = finisher(v, m)
+    finish_column, spacing = finisher(v, m), spacing_of(form)
 
     @register_jitable
     def write_tile(
@@ -534,6 +597,8 @@ def tile_writer(form: TileForm) -> Any:
         tile: OutputTile,
         epilogue: Epilogue,
     ) -> None:
+        if dilated and tile.rows <= 0:
+            return  # the last tile of a phase that has one row less than the first phase
         # Rows of points first, then columns. A short tile has no sums at infinity and reads those
         # of another tile there. They reach only the last row and column of its m outputs, which are
         # not stored.
@@ -547,10 +612,11 @@ def tile_writer(form: TileForm) -> Any:
         d = backward(sums.below + at, point, sums.corner + at + end)
         store_outputs(d, line, pixel, line + (m - 1) * pixel)
         bias, low, high = epilogue.bias, epilogue.low, epilogue.high
-        row, residual = a.output_width * pixel, tile.residual
+        down, across = spacing(a)
+        row, residual = down * a.output_width * pixel, tile.residual
         for j in range(tile.columns):
             d = backward(scratch + j * pixel, m * pixel, line + j * pixel)
-            at = j * pixel
+            at = j * across * pixel
             to, other = tile.y + at, residual + at if residual != 0 else 0
             finish_column(d, bias, low, high, to, other, row, tile.rows)
         # The activation runs while the outputs of the tile are in the L1 cache.

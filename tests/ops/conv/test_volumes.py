@@ -13,7 +13,7 @@ from subgraph.engine.planner.operands import Layout
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import cpu as conv_cpu
-from subgraph.ops.conv.choice import DIRECT, IMAGE, Algorithm, Method
+from subgraph.ops.conv.choice import DIRECT, GENERIC, IMAGE, Algorithm, Method
 from subgraph.ops.conv.job import Job
 from subgraph.ops.movement import geometry
 from subgraph.ops.movement.geometry import Geometry
@@ -79,14 +79,18 @@ def convolve(
 
 
 def _possible(job: Job, algorithm: Algorithm) -> Algorithm:
-    """Return an algorithm, DIRECT where so few taps read something that they are no square."""
-    return algorithm if algorithm == IMAGE or job.g.kernel[1:] == (3, 3) else DIRECT
+    """Return an algorithm, another one where so few taps read something that they are no square."""
+    g = job.g
+    if algorithm == IMAGE or g.kernel[1:] == (3, 3):
+        return algorithm
+    return GENERIC if g.kernel[0] > 1 and g.dilations[2] > 1 else DIRECT
 
 
 @QUICK
 @given(
     size=st.tuples(st.integers(1, 6), st.integers(1, 15), st.integers(1, 15)),
     depth=st.tuples(st.integers(1, 4), st.integers(1, 2), st.integers(1, 2)),
+    phases=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     channels=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     pads=st.tuples(*[st.integers(0, 2)] * 6),
     images=st.integers(1, 2),
@@ -99,6 +103,7 @@ def _possible(job: Job, algorithm: Algorithm) -> Algorithm:
 def test_squares_in_volumes(
     size: tuple[int, int, int],
     depth: tuple[int, int, int],
+    phases: tuple[int, int],
     channels: tuple[int, int],
     pads: tuple[int, ...],
     images: int,
@@ -109,14 +114,15 @@ def test_squares_in_volumes(
     cuts: list[float],
 ) -> None:
     kernel, step, apart = depth
-    kernels = [(kernel - 1) * apart + 1, 3, 3]
+    down, across = phases if algorithm.method is Method.WINOGRAD else (1, 1)
+    kernels = [(kernel - 1) * apart + 1, 2 * down + 1, 2 * across + 1]
     source = [max(n, kernels[i] - pads[i] - pads[3 + i]) for i, n in enumerate(size)]
     rng = np.random.default_rng(0)
     x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
     w = rng.standard_normal((channels[1], channels[0], kernel, 3, 3)).astype(np.float32)
     w /= np.sqrt(np.float32(9 * kernel * channels[0]))
     stride = 2 if algorithm == STRIDED else 1
-    how = {"strides": (step, stride, stride), "dilations": (apart, 1, 1), "pads": pads}
+    how = {"strides": (step, stride, stride), "dilations": (apart, down, across), "pads": pads}
     got, wanted = convolve(x, w, how, act, added, algorithm, threads, cuts, "blocked")
     close(got, wanted, 1e-5)
 
