@@ -21,6 +21,10 @@ from .arguments import ArgMinMaxArguments, CumulativeArguments, ReductionArgumen
 
 Function = Callable[..., Any]
 
+# Iterations over outer dimensions whose results are combined at a time. Sums of such sums lose fewer
+# digits than one long sum: of 2^20 positive numbers the relative error was 9e-4, and 9e-7 by parts.
+_PART = 512
+
 
 def identity_of(dtype: str, op: str) -> float:
     """Return the identity of an operation: its result for no elements."""
@@ -176,30 +180,33 @@ def _row_reducer(v: Any, op: str) -> Function:
         others, iterations = reduction.reduced, reduction.iterations
         if is_minmax and iterations == 1:
             return minmax_row(base, size)
-        # Four independent partial results hide the latency of an operation; they are shared by all
-        # iterations over the outer dimensions.
-        a, b, c, d = splat(start), splat(start), splat(start), splat(start)
-        for iteration in range(iterations):
-            x = base + _offset(reduction.dims + 24 * kept, others, iteration)
-            stop = x + size * item
-            while x + 4 * step <= stop:
-                a = combine(a, transform(load(x), shift))
-                b = combine(b, transform(load(x + step), shift))
-                c = combine(c, transform(load(x + 2 * step), shift))
-                d = combine(d, transform(load(x + 3 * step), shift))
-                x += 4 * step
-            while x + step <= stop:
-                a = combine(a, transform(load(x), shift))
-                x += step
-            if x < stop:
-                mask = mask_n((stop - x) // item)
-                # Selected after the transform: that of a lane after the end, which is loaded as 0,
-                # may differ from the identity (``exp(0 - shift)``).
-                b = combine(b, select(mask, transform(load_m(x, mask), shift), splat(start)))
-        # In short rows ``c`` and ``d`` still hold the identity.
-        if iterations == 1 and size < 4 * lanes:
-            return combine(a, b)
-        return combine(combine(a, b), combine(c, d))
+        result = splat(start)
+        for part in range(0, iterations, _PART):
+            # Four independent partial results hide the latency of an operation; they are shared by
+            # the iterations of a part.
+            a, b, c, d = splat(start), splat(start), splat(start), splat(start)
+            for iteration in range(part, min(part + _PART, iterations)):
+                x = base + _offset(reduction.dims + 24 * kept, others, iteration)
+                stop = x + size * item
+                while x + 4 * step <= stop:
+                    a = combine(a, transform(load(x), shift))
+                    b = combine(b, transform(load(x + step), shift))
+                    c = combine(c, transform(load(x + 2 * step), shift))
+                    d = combine(d, transform(load(x + 3 * step), shift))
+                    x += 4 * step
+                while x + step <= stop:
+                    a = combine(a, transform(load(x), shift))
+                    x += step
+                if x < stop:
+                    mask = mask_n((stop - x) // item)
+                    # Selected after the transform: that of a lane after the end, which is loaded as
+                    # 0, may differ from the identity (``exp(0 - shift)``).
+                    b = combine(b, select(mask, transform(load_m(x, mask), shift), splat(start)))
+            # In short rows ``c`` and ``d`` still hold the identity.
+            if iterations == 1 and size < 4 * lanes:
+                return combine(a, b)
+            result = combine(result, combine(combine(a, b), combine(c, d)))
+        return result
 
     return one_row
 
@@ -299,12 +306,15 @@ def _columns_kernel(v: Any, op: str) -> Function:
                 if needs_shift:
                     s, t = load(shifts), load(shifts + step)
                     u, w = load(shifts + 2 * step), load(shifts + 3 * step)
-                for iteration in range(iterations):
-                    x = base + _offset(reduction.dims + 24 * kept, others, iteration)
-                    a = combine(a, transform(load(x), s))
-                    b = combine(b, transform(load(x + step), t))
-                    c = combine(c, transform(load(x + 2 * step), u))
-                    d = combine(d, transform(load(x + 3 * step), w))
+                for part in range(0, iterations, _PART):
+                    e, f, g, h = splat(start), splat(start), splat(start), splat(start)
+                    for iteration in range(part, min(part + _PART, iterations)):
+                        x = base + _offset(reduction.dims + 24 * kept, others, iteration)
+                        e = combine(e, transform(load(x), s))
+                        f = combine(f, transform(load(x + step), t))
+                        g = combine(g, transform(load(x + 2 * step), u))
+                        h = combine(h, transform(load(x + 3 * step), w))
+                    a, b, c, d = combine(a, e), combine(b, f), combine(c, g), combine(d, h)
                 store(y, finish(a, s, number))
                 store(y + step, finish(b, t, number))
                 store(y + 2 * step, finish(c, u, number))
@@ -315,9 +325,12 @@ def _columns_kernel(v: Any, op: str) -> Function:
                 a, s = splat(start), splat(0)
                 if needs_shift:
                     s = load_m(shifts, mask)
-                for iteration in range(iterations):
-                    x = base + _offset(reduction.dims + 24 * kept, others, iteration)
-                    a = combine(a, transform(load_m(x, mask), s))
+                for part in range(0, iterations, _PART):
+                    e = splat(start)
+                    for iteration in range(part, min(part + _PART, iterations)):
+                        x = base + _offset(reduction.dims + 24 * kept, others, iteration)
+                        e = combine(e, transform(load_m(x, mask), s))
+                    a = combine(a, e)
                 store_m(y, mask, finish(a, s, number))
                 base += step
                 y += step

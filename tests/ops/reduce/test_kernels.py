@@ -7,6 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import subgraph as sg
+from subgraph import ops
 from subgraph.graph.types import Array
 from tests.support.kernels import run_node
 
@@ -101,3 +103,15 @@ def test_minmax_of_images_in_blocks_of_channels(op: str, pixels: int) -> None:
     axes = np.array([2], np.int64)
     (got,) = run_node(f"Reduce{op}", [x, axes], [wanted.shape], constant=[1], blocked=[0])
     np.testing.assert_allclose(got, wanted, rtol=0 if op != "Mean" else 1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((1 << 18, 20), (0,)), ((1 << 18, 90), (0,)), ((1 << 17, 2, 4), (0, 2))]
+)
+def test_long_sums_lose_few_digits(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """One sum over positive numbers of unequal sizes loses its smallest ones."""
+    x = (np.abs(np.random.default_rng(0).standard_normal(shape)) ** 3).astype(np.float32)
+    value = sg.input("x", shape)
+    graph = sg.Graph([value], [ops.ReduceMean(value, np.array(axes), keepdims=0)])
+    found = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": 1})(x)[0]
+    np.testing.assert_allclose(found, x.astype(np.float64).mean(axes), rtol=1e-5)
