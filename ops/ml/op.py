@@ -30,10 +30,10 @@ from .trees import tree_ensemble, tree_ensemble_classifier, tree_ensemble_regres
 
 
 def zip_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return for each row a map from class to value."""
+    """Return for each row a map from class to value, a number of Python."""
     keys = node.attrs.get("classlabels_strings") or node.attrs.get("classlabels_int64s") or ()
     rows: Array = inputs[0].reshape(1, -1) if inputs[0].ndim == 1 else inputs[0]
-    return [[dict(zip(keys, row, strict=True)) for row in rows]]
+    return [[dict(zip(keys, row, strict=True)) for row in rows.tolist()]]
 
 
 def cast_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

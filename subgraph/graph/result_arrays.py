@@ -75,7 +75,7 @@ def _record(item: Any, by_owner: _ByOwner) -> None:
 
 def _own(result: Any, by_owner: _ByOwner) -> Any:
     if is_list(result):
-        return [_own(element, by_owner) for element in result]
+        return [item if type(item) is dict else _own(item, by_owner) for item in result]
     if not is_array(result):
         return result
     others = by_owner.setdefault(id(_owner(result)), [])

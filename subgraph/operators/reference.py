@@ -205,7 +205,9 @@ def _normal(value: Any) -> Any:
             decoded: Array = np.char.decode(array, "utf-8")
             return decoded.astype(object)
         return array.astype(object) if array.dtype.kind in "UT" else array
-    return [_normal(item) for item in value] if is_list(value) else value
+    if not is_list(value):
+        return value
+    return [item if type(item) is dict else _normal(item) for item in value]
 
 
 def _key(node: Node, inputs: Sequence[Any]) -> Any:

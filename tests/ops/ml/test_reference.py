@@ -50,6 +50,10 @@ def test_ml_maps_and_labels() -> None:
     _ml("LabelEncoder", [np.array([7, 8, 7])], 2, keys_int64s=[7], values_int64s=[70])
     _ml("ZipMap", [uniform(2, 2)], 1, classlabels_strings=["a", "b"])
     _ml("ZipMap", [uniform(3, 2)], 1, classlabels_int64s=[10, 20])
+    maps: Any = reference_result(
+        "ZipMap", [uniform(1, 2)], 1, domain="ai.onnx.ml", classlabels_strings=["a", "b"]
+    )
+    assert [type(value) for value in maps[0].values()] == [float, float], "as ONNX Runtime's are"
 
 
 def test_ml_numbers() -> None:
