@@ -21,8 +21,8 @@ from .arguments import ArgMinMaxArguments, CumulativeArguments, ReductionArgumen
 
 Function = Callable[..., Any]
 
-# Iterations over outer dimensions whose results are combined at a time. Sums of such sums lose fewer
-# digits than one long sum: of 2^20 positive numbers the relative error was 9e-4, and 9e-7 by parts.
+# Iterations over outer dimensions whose results are combined at a time. Sums of such sums lose
+# fewer digits than one long sum: the error for 2^20 positive numbers was 9e-7 instead of 9e-4.
 _PART = 512
 
 
