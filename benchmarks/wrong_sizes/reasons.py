@@ -133,6 +133,7 @@ REASONS: Final = (
     ),
     Reason("lax", "expected to be a 1D tensor", "a table may have any shape", "LabelEncoder"),
     Reason("lax", "PrePack", "the attributes say the sizes", "MatMulNBits"),
+    Reason("lax", "only supports interleaved SwiGLU", _NO_KERNEL, "MoE QMoE"),
     Reason("lax", "CreateMelWeightMatrix", "the standard has no least number", "MelWeightMatrix"),
     Reason("lax", "expected to have rank 2|must have rank 1 or 2", "a vector is one sample"),
     Reason(
@@ -198,6 +199,7 @@ REASONS: Final = (
     Reason("strict", "does not split into", "all heads have one size", "LinearAttention"),
     Reason("strict", "support vectors|coefficients", "n_supports counts them", "SVMRegressor"),
     Reason("other", "", "the standard numbers softmax 1", "TreeEnsemble", "post_transform = "),
+    Reason("other", "", "of equal logits it takes the last ones", "MoE QMoE", r"i1\[all"),
     Reason("other", "", "the mean of no integers is left open", "ReduceMean", "empty|shorter"),
     Reason("other", "", "a sum of no products is 0", "MatMulInteger", "empty"),
     Reason("values", "", "products overflow or vanish in another order", "ReduceProd", "= 1e-40"),

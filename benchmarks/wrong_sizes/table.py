@@ -130,6 +130,14 @@ def _products() -> Iterator[Row]:
     rows: list[Operand] = [_bytes(7, 32), _list(0, 3, 6), _f(7, 4), _bytes(7, 2)]
     yield Row("GatherBlockQuantized", rows, {"block_size": 16, "bits": 4})
     yield Row("CDist", [_f(4, 6), _f(5, 6)], {"metric": "sqeuclidean"})
+    rows = [_f(6, 16), _f(6, 4)]
+    experts: list[Operand] = [_f(4, 32, 16), _f(4, 32), _f(4, 16, 16), _f(4, 16)]
+    gated = {"activation_type": "swiglu", "swiglu_fusion": 1, "k": 2}
+    yield Row("MoE", [*rows, *experts], gated)
+    yield Row("MoE", [_f(2, 3, 16), rows[1], experts[2], None, *experts[2:]], {"k": 3})
+    few = [_bytes(4, 32, 8), _f(4, 32, 1), _f(4, 32), _bytes(4, 16, 8), _f(4, 16, 1), _f(4, 16)]
+    zeros = [None, None, None, _bytes(4, 32, 1), _bytes(4, 16, 1)]
+    yield Row("QMoE", [*rows, *few, *zeros], {**gated, "block_size": 16, "weights_prepacked": 0})
 
 
 def _quantized() -> Iterator[Row]:

@@ -30,7 +30,7 @@ from .attention import axes
 Results = Sequence[Value | None]
 
 
-def _unpacked(call: Call, packed_weights: Any, bits: int) -> Any:
+def unpacked(call: Call, packed_weights: Any, bits: int) -> Any:
     """Return the numbers of ``bits`` bits packed in bytes, low bits first, as uint8.
 
     They follow each other along the last dimension.
@@ -60,10 +60,10 @@ def _first_columns(call: Call, x: Any, count: int) -> Any:
 # Most rows, or columns, of a matrix of weights: the bytes of a larger one could exceed what kernels
 # can address (estimate).
 _MAX_SIZE = 1 << 24
-_BITS = (2, 4, 8)
+BITS = (2, 4, 8)
 
 
-def _require_blocks(width: int) -> None:
+def require_blocks(width: int) -> None:
     """Require a block size that ONNX Runtime supports: a power of two, at least 16."""
     require(
         width >= 16 and width & (width - 1) == 0 and width <= _MAX_SIZE,
@@ -73,7 +73,7 @@ def _require_blocks(width: int) -> None:
 
 
 def _refuse_bits(call: Call, bits: int) -> None:
-    if bits not in _BITS:
+    if bits not in BITS:
         raise call.unsupported(f"bits={bits}")
 
 
@@ -93,9 +93,9 @@ def matmul_n_bits_operands(
     """
     width, rows, depth = (int(node.attrs[name]) for name in ("block_size", "N", "K"))
     bits = node.attrs.get("bits", 4)
-    if bits not in _BITS:
+    if bits not in BITS:
         return  # the body refuses the node
-    _require_blocks(width)
+    require_blocks(width)
     for name, count in (("N", rows), ("K", depth)):
         require(1 <= count <= _MAX_SIZE, "{} is {}, outside [1, {}]", name, count, _MAX_SIZE)
     blocks = -(-depth // width)
@@ -148,13 +148,13 @@ def matmul_n_bits(call: Call) -> Results:
     _refuse_bits(call, bits)
     blocks = -(-depth // width)
     bytes_of_row = blocks * (width * bits // 8)
-    numbers = _unpacked(call, call.Reshape(packed_weights, axes(call, rows, bytes_of_row)), bits)
+    numbers = unpacked(call, call.Reshape(packed_weights, axes(call, rows, bytes_of_row)), bits)
     factors = call.Reshape(scales, axes(call, rows, blocks))
     centre: Any = float(1 << (bits - 1))
     dtype = call.dtype(a)
     if zeros is not None and call.dtype(zeros) == "uint8":
         packed = call.Reshape(zeros, axes(call, rows, -(-blocks * bits // 8)))
-        centre = call.cast(_first_columns(call, _unpacked(call, packed, bits), blocks), dtype)
+        centre = call.cast(_first_columns(call, unpacked(call, packed, bits), blocks), dtype)
     elif zeros is not None:
         centre = call.cast(call.Reshape(zeros, axes(call, rows, blocks)), dtype)
     if groups is None:
@@ -248,10 +248,10 @@ def gather_block_quantized_operands(
     """
     width, bits = node.attrs.get("block_size", 128), node.attrs.get("bits", 4)
     bits = bits if data.dtype == "uint8" else 8
-    if bits not in _BITS:
+    if bits not in BITS:
         return  # the body refuses the node
     require(data.rank >= 1, "the table is a scalar")
-    _require_blocks(width)
+    require_blocks(width)
     along = node.attrs.get("quantize_axis", 1) % data.rank
     per_byte = 8 // bits  # numbers of a byte, along the last axis
     sizes = [*data.shape[:-1], data.shape[-1] * per_byte]
@@ -287,13 +287,13 @@ def gather_block_quantized(call: Call) -> Results:
     picked = [
         None if x is None else call.Gather(x, indices, axis=of) for x in (data, scales, zeros)
     ]
-    numbers = call.cast(_unpacked(call, picked[0], bits), dtype)
+    numbers = call.cast(unpacked(call, picked[0], bits), dtype)
     # Gather replaces one axis by those of the indices, which moves all later axes.
     axis = along + (call.rank(indices) - 1 if along > of else 0)
     size, width = call.size(numbers, axis), call.attribute("block_size")
     block_of = call.constant(np.arange(size) // width, "int64")
     if zeros is not None:
-        centre = call.cast(_unpacked(call, picked[2], bits), dtype)
+        centre = call.cast(unpacked(call, picked[2], bits), dtype)
         numbers = call.Sub(numbers, call.Gather(centre, block_of, axis=axis))
     elif packed:
         # Packed numbers are unsigned; without zero points the middle of their range stands for 0.

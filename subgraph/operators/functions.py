@@ -73,8 +73,9 @@ def function(
             ``*`` a variadic last input.
         domain: Domain of the operator, one of which `contributed` says that it may have a body.
         requires: What its operands must satisfy, see `Operator`.
-        attributes: The default of each attribute or, for one without default, its kind
-            (``"float"``); ``!`` behind a kind (``"int!"``) marks a required attribute.
+        attributes: The default of each attribute, an `Attribute` if the default is the name of a
+            kind or, for one without default, its kind (``"float"``); ``!`` behind a kind
+            (``"int!"``) marks a required attribute.
 
     Raises:
         UnsupportedOpError: `contributed` does not know the name, so that no device would expand it.
@@ -139,6 +140,8 @@ def _min_count(formals: Sequence[tuple[str, str]]) -> int:
 
 
 def _attribute(name: str, given: Any) -> Attribute:
+    if isinstance(given, Attribute):
+        return given
     kind = _KINDS.get(given.rstrip("!")) if isinstance(given, str) else None
     if kind is not None:
         return Attribute(name, kind, required=given.endswith("!"))

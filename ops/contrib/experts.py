@@ -1,0 +1,374 @@
+"""ONNX Runtime's mixtures of experts: MoE, and QMoE with weights of 2, 4 or 8 bits.
+
+A router chooses k experts for each row, whose results are added with the router's weights. An
+expert is a network of two layers. CPU multiplies the rows of an expert together (the pattern
+`grouped_products`), OPENCL each row with a copy of the expert's matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from subgraph.graph.graph import Node, Value
+from subgraph.operators.functions import Call, function
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_choice,
+    require_dtype,
+    require_shape,
+    require_whole_number,
+)
+from subgraph.operators.schema import Attribute
+
+from .attention import axes
+from .weights import BITS, require_blocks, unpacked
+
+Results = Sequence[Value | None]
+_ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
+
+
+@attrs.frozen
+class _Layer:
+    """A layer of all experts.
+
+    Attributes:
+        weights: ``[experts, outputs, inputs]``.
+        bias: ``[experts, outputs]``, or None.
+    """
+
+    weights: Any
+    bias: Any
+
+
+def _routed(call: Call, router: Any, mixing: Any, *, of_chosen: bool) -> tuple[Any, Any]:
+    """Return the chosen experts of each row, and the weights of their results: both ``[rows, k]``.
+
+    Args:
+        call: The node.
+        router: Logits of the experts, ``[rows, experts]``.
+        mixing: Weights for the results, of the same shape; None: the probabilities of the logits.
+        of_chosen: Whether probabilities that sum up to 1 are a softmax of the chosen logits; else
+            they are those of all experts, divided by their sum.
+    """
+    k = call.constant([call.attribute("k")], "int64")
+    normalized = bool(call.attribute("normalize_routing_weights"))
+    if mixing is None and normalized and of_chosen:
+        values, chosen = call.TopK(router, k, axis=-1, outputs=2)
+        return chosen, call.Softmax(values, axis=-1)
+    if mixing is not None:
+        _, chosen = call.TopK(router, k, axis=-1, outputs=2)
+        shares = call.GatherElements(mixing, chosen, axis=-1)
+    else:
+        shares, chosen = call.TopK(call.Softmax(router, axis=-1), k, axis=-1, outputs=2)
+    if normalized:
+        shares = call.Div(shares, call.ReduceSum(shares, axes(call, -1), keepdims=1))
+    return chosen, shares
+
+
+def _layer(call: Call, layer: _Layer, experts: Any, columns: Any) -> Any:
+    """Return the layer of each row's expert, of columns ``[rows, inputs, 1]``."""
+    product = call.MatMul(call.Gather(layer.weights, experts, axis=0), columns)
+    if layer.bias is None:
+        return product
+    bias = call.Unsqueeze(call.Gather(layer.bias, experts, axis=0), axes(call, -1))
+    return call.Add(product, bias)
+
+
+def _activated(call: Call, x: Any, gate: Any) -> Any:
+    """Return the activation of columns ``[rows, outputs, 1]``.
+
+    Args:
+        call: The node.
+        x: The first layer.
+        gate: What multiplies the activation, or None.
+    """
+    kind = call.attribute("activation_type")
+    if kind == "swiglu":
+        fusion, size = call.attribute("swiglu_fusion"), call.size(x, 1)
+        if fusion == 1:  # pairs of neighbours
+            pairs = call.Reshape(x, axes(call, 0, size // 2, 2))
+            x, gate = call.Split(pairs, axis=2, num_outputs=2, outputs=2)
+        elif fusion == 2:
+            x, gate = call.Split(x, axis=1, num_outputs=2, outputs=2)
+        limit = call.attribute("swiglu_limit")
+        if limit is not None:
+            x, gate = call.Clip(x, None, limit), call.Clip(gate, -limit, limit)
+        alpha, beta = call.attribute("activation_alpha"), call.attribute("activation_beta")
+        swish = call.Mul(x, call.Sigmoid(call.Mul(x, alpha)))
+        return call.Mul(swish, call.Add(gate, beta))
+    if kind == "silu":
+        x = call.Mul(x, call.Sigmoid(x))
+    elif kind in ("relu", "gelu"):
+        x = call.Relu(x) if kind == "relu" else call.Gelu(x, approximate="tanh")
+    return x if gate is None else call.Mul(x, gate)
+
+
+def _mixture(
+    call: Call, routed: tuple[Any, Any], first: _Layer, second: _Layer, third: _Layer | None
+) -> Results:
+    """Return the sum of the results of each row's experts.
+
+    Args:
+        call: The node; its first input is ``[rows, size]`` or ``[batch, rows, size]``.
+        routed: The result of `_routed`.
+        first: The first layer.
+        second: The second layer.
+        third: The layer whose results multiply those of the first, or None.
+    """
+    x, k = call.inputs[0], call.attribute("k")
+    assert x is not None, "a required input"
+    chosen, shares = routed
+    size = call.size(x, -1)
+    rows = call.Reshape(x, axes(call, -1, 1, size))
+    repeated = call.Expand(rows, axes(call, 1, k, 1))
+    columns = call.Reshape(repeated, axes(call, -1, size, 1))
+    experts = call.Reshape(chosen, axes(call, -1))
+    gate = None if third is None else _layer(call, third, experts, columns)
+    inner = _activated(call, _layer(call, first, experts, columns), gate)
+    results = call.Reshape(_layer(call, second, experts, inner), axes(call, -1, k, size))
+    weighted = call.Mul(results, call.Unsqueeze(shares, axes(call, -1)))
+    total = call.ReduceSum(weighted, axes(call, 1), keepdims=0)
+    return [call.Reshape(total, call.Shape(x))]
+
+
+def _router_operands(node: Node, x: Tensor, router: Tensor, experts: int) -> None:
+    """Require a router's row for each row, and a number of experts that exist."""
+    require(x.rank in (2, 3), "input has rank {}, not 2 or 3", x.rank)
+    rows = x.size // x.shape[-1] if x.shape[-1] else 0
+    require_shape("router_probs", router, (rows, experts), "a logit for each row and expert")
+    k = require_whole_number(node, "k", 1, least=1)
+    require(k <= experts, "k is {}, and there are {} experts", k, experts)
+    require_choice(node, "activation_type", "relu", *_ACTIVATIONS)
+
+
+def _layer_operands(
+    name: str, weights: Tensor, bias: Tensor | None, experts: int, outputs: int, inputs: int
+) -> None:
+    require_shape(f"{name}_experts_weights", weights, (experts, outputs, inputs), "of each expert")
+    require_shape(f"{name}_experts_bias", bias, (experts, outputs), "of each expert")
+
+
+def _doubled(node: Node) -> int:
+    """Return the layers that the first layer's weights hold: 2 if those of a gate are among them.
+
+    The attribute ``swiglu_fusion`` 0 asks for the gate as a layer of its own.
+    """
+    swiglu = node.attrs.get("activation_type", "relu") == "swiglu"
+    fusion = int(node.attrs.get("swiglu_fusion", 0))
+    require(fusion in (0, 1, 2), "swiglu_fusion is {}; it is 0, 1 or 2", fusion)
+    return 2 if swiglu and fusion else 1
+
+
+def moe_operands(
+    node: Node, x: Tensor, router: Tensor, first: Tensor, first_bias: Tensor | None,
+    second: Tensor, second_bias: Tensor | None = None, third: Tensor | None = None,
+    third_bias: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless all experts have layers of fitting sizes.
+
+    Args:
+        node: The MoE.
+        x: Rows.
+        router: Logits of the experts for each row.
+        first: Weights of the first layer.
+        first_bias: Its bias.
+        second: Weights of the second layer.
+        second_bias: Its bias.
+        third: Weights of the layer that multiplies the first.
+        third_bias: Its bias.
+    """
+    require(second.rank == 3, "fc2_experts_weights has rank {}, not 3", second.rank)
+    experts, size, inner = second.shape
+    _router_operands(node, x, router, experts)
+    require(
+        x.shape[-1] == size, "rows have {} elements, the experts' results {}", x.shape[-1], size
+    )
+    _layer_operands("fc1", first, first_bias, experts, inner * _doubled(node), size)
+    _layer_operands("fc2", second, second_bias, experts, size, inner)
+    if third is not None:
+        _layer_operands("fc3", third, third_bias, experts, inner, size)
+    _check_gate(node, third)
+
+
+def _check_gate(node: Node, third: Tensor | None) -> None:
+    swiglu = node.attrs.get("activation_type", "relu") == "swiglu"
+    require(
+        not swiglu or (third is None) == bool(node.attrs.get("swiglu_fusion", 0)),
+        "swiglu takes its gate from fc3 if swiglu_fusion is 0, and only then",
+    )
+
+
+_OPTIONS: dict[str, Any] = {
+    "activation_alpha": 1.0,
+    "activation_beta": 0.0,
+    "activation_type": "relu",
+    "k": 1,
+    "normalize_routing_weights": 0,
+    "swiglu_fusion": 0,
+    "swiglu_limit": "float",
+    "swiglu_limit_after_activation": 0,
+    "use_sparse_mixer": 0,
+}
+
+
+def _refuse_options(call: Call) -> None:
+    for name in ("use_sparse_mixer", "swiglu_limit_after_activation"):
+        if call.attribute(name):
+            raise call.unsupported(f"{name}=1")
+
+
+@function(
+    "MoE",
+    "input, router_probs, fc1_experts_weights, fc1_experts_bias?, fc2_experts_weights,"
+    " fc2_experts_bias?, fc3_experts_weights?, fc3_experts_bias? -> output",
+    requires=moe_operands,
+    **_OPTIONS,
+)
+def moe(call: Call) -> Results:
+    """Add the results of the experts that the router chooses."""
+    _refuse_options(call)
+    _, router, first, first_bias, second, second_bias, third, third_bias = call.inputs
+    routed = _routed(call, router, None, of_chosen=False)
+    gate = None if third is None else _Layer(third, third_bias)
+    return _mixture(call, routed, _Layer(first, first_bias), _Layer(second, second_bias), gate)
+
+
+def qmoe_operands(
+    node: Node, x: Tensor, router: Tensor, first: Tensor, first_scales: Tensor | None,
+    first_bias: Tensor | None, second: Tensor, second_scales: Tensor | None = None,
+    second_bias: Tensor | None = None, third: Tensor | None = None,
+    third_scales: Tensor | None = None, third_bias: Tensor | None = None,
+    first_zeros: Tensor | None = None, second_zeros: Tensor | None = None,
+    third_zeros: Tensor | None = None, mixing: Tensor | None = None, *rest: Tensor | None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless all experts have packed layers of fitting sizes.
+
+    Args:
+        node: The QMoE.
+        x: Rows.
+        router: Logits of the experts for each row.
+        first: Packed weights of the first layer.
+        first_scales: Their scales: one for a row of weights, or for each block of it.
+        first_bias: Bias of the layer.
+        second: As ``first``, of the second layer.
+        second_scales: As ``first_scales``.
+        second_bias: As ``first_bias``.
+        third: As ``first``, of the layer that multiplies the first.
+        third_scales: As ``first_scales``.
+        third_bias: As ``first_bias``.
+        first_zeros: Zero points of the first layer, packed as its weights.
+        second_zeros: Those of the second layer.
+        third_zeros: Those of the third layer.
+        mixing: Weights for the results of all experts.
+        rest: Scales of other kinds of weights, which the body refuses.
+    """
+    require(second.rank == 3, "fc2_experts_weights has rank {}, not 3", second.rank)
+    experts, size = second.shape[:2]
+    _router_operands(node, x, router, experts)
+    require(
+        x.shape[-1] == size, "rows have {} elements, the experts' results {}", x.shape[-1], size
+    )
+    require_shape("router_weights", mixing, router.shape, "one for each row and expert")
+    inner = -1
+    layers = (
+        ("fc2", second, second_scales, second_bias, second_zeros),
+        ("fc1", first, first_scales, first_bias, first_zeros),
+        ("fc3", third, third_scales, third_bias, third_zeros),
+    )
+    for name, weights, scales, bias, zeros in layers:
+        bits = weight_bits(node, name)
+        if bits not in BITS or weights is None:
+            continue  # the body refuses the node
+        require_dtype(f"{name}_experts_weights", weights, "uint8")
+        require(scales is not None, "{}_scales is not given", name)
+        if name == "fc2":
+            inputs, outputs = weights.shape[2] * 8 // bits, size
+            inner = inputs
+        else:
+            inputs, outputs = size, inner * (_doubled(node) if name == "fc1" else 1)
+        _layer_operands(name, weights, bias, experts, outputs, -(-inputs * bits // 8))
+        width = int(node.attrs.get("block_size", 0))
+        shape: tuple[int, ...] = (experts, outputs)
+        packed: tuple[int, ...] = (experts, -(-outputs * bits // 8))
+        if width > 0:
+            require_blocks(width)
+            require(inputs % width == 0, "{} inputs are no whole blocks of {}", inputs, width)
+            shape = (*shape, inputs // width)
+            packed = (experts, outputs, -(-(inputs // width) * bits // 8))
+        require_shape(f"{name}_scales", scales, shape, "one for each row or block of weights")
+        require_shape(f"{name}_zero_points", zeros, packed, "packed as the weights are")
+    _check_gate(node, third)
+
+
+def weight_bits(node: Node, layer: str) -> int:
+    """Return the bits of a weight of a QMoE's layer ``"fc1"`` to ``"fc3"``."""
+    bits = node.attrs.get(f"{layer}_expert_weight_bits")
+    return int(node.attrs.get("expert_weight_bits", 4) if bits is None else bits)
+
+
+def _dequantized(call: Call, name: str) -> _Layer | None:
+    """Return layer ``"fc1"`` to ``"fc3"`` with weights as floats; None if there is none."""
+    packed: Any = call.input(f"{name}_experts_weights")
+    scales: Any = call.input(f"{name}_scales")
+    zeros: Any = call.input(f"{name}_zero_points")
+    if packed is None:
+        return None
+    x = call.inputs[0]
+    assert x is not None, "a required input"
+    bits, dtype = weight_bits(call.node, name), call.dtype(x)
+    if bits not in BITS:
+        raise call.unsupported(f"weights of {bits} bits")
+    numbers = call.cast(unpacked(call, packed, bits), dtype)
+    experts, outputs, inputs = (call.size(numbers, axis) for axis in range(3))
+    width = int(call.attribute("block_size") or 0)
+    width = width if width > 0 else inputs
+    blocks = inputs // width
+    parts = call.Reshape(numbers, axes(call, experts, outputs, blocks, width))
+    factors = call.Reshape(call.cast(scales, dtype), axes(call, experts, outputs, blocks, 1))
+    centre: Any = float(1 << (bits - 1))
+    if zeros is not None:
+        points = call.cast(unpacked(call, zeros, bits), dtype)
+        # Packed numbers may end with padding.
+        last = blocks if call.rank(zeros) == 3 else outputs
+        points = call.Slice(points, axes(call, 0), axes(call, last), axes(call, -1))
+        centre = call.Reshape(points, axes(call, experts, outputs, blocks, 1))
+    weights = call.Mul(call.Sub(parts, centre), factors)
+    bias = call.input(f"{name}_experts_bias")
+    return _Layer(call.Reshape(weights, axes(call, experts, outputs, inputs)), bias)
+
+
+@function(
+    "QMoE",
+    "input, router_probs, fc1_experts_weights, fc1_scales?, fc1_experts_bias?, fc2_experts_weights,"
+    " fc2_scales?, fc2_experts_bias?, fc3_experts_weights?, fc3_scales?, fc3_experts_bias?,"
+    " fc1_zero_points?, fc2_zero_points?, fc3_zero_points?, router_weights?, fc1_global_scale?,"
+    " fc2_global_scale?, fc1_act_scale?, fc2_act_scale?, fc1_act_block_scale?,"
+    " fc2_act_block_scale? -> output",
+    requires=qmoe_operands,
+    **_OPTIONS,
+    accuracy_level=0,
+    block_size="int",
+    expert_weight_bits=4,
+    fc1_expert_weight_bits="int",
+    fc2_expert_weight_bits="int",
+    fc3_expert_weight_bits="int",
+    quant_type=Attribute("quant_type", "string", default="int"),
+    weights_prepacked=-1,
+)
+def qmoe(call: Call) -> Results:
+    """Add the results of the experts that the router chooses, whose weights are quantized."""
+    _refuse_options(call)
+    kind = call.attribute("quant_type")
+    if kind != "int" or any(value is not None for value in call.inputs[15:]):
+        raise call.unsupported(f"quant_type={kind!r}, or scales of such weights")
+    if call.attribute("weights_prepacked") == 1:
+        raise call.unsupported("weights_prepacked=1")
+    first, second, third = (_dequantized(call, name) for name in ("fc1", "fc2", "fc3"))
+    assert first is not None, "a required input"
+    assert second is not None, "a required input"
+    routed = _routed(call, call.inputs[1], call.input("router_weights"), of_chosen=True)
+    return _mixture(call, routed, first, second, third)
