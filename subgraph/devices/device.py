@@ -23,6 +23,7 @@ from subgraph.devices.query import (
     origins,
     own_op_reason,
     reason_of,
+    refuse_behind_sequences,
     refuse_with_users,
 )
 from subgraph.errors import ConfigError, DeviceError, SubgraphError, described
@@ -246,6 +247,7 @@ class Device:
                 # One original node may become supported and refused nodes; as in OpenVINO's plugin
                 # guide it then counts as refused.
                 reasons.update((name, text) for name in names if name not in reasons)
+        refuse_behind_sequences(graph, seen, reasons)
         refuse_with_users(graph, seen, reasons)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
         return QueryResult(supported, {k: v for k, v in reasons.items() if k in known}, prepared)

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from subgraph.graph.graph import Graph, Node
+from subgraph.graph.types import SequenceType
 from subgraph.operators.subgraph_op import DefaultSubgraphOp
 
 
@@ -117,3 +118,24 @@ def refuse_with_users(graph: Graph, seen: set[str], reasons: dict[str, str]) -> 
         refused = [user for user in node.successors() if user.name in reasons]
         if refused:
             reasons[node.name] = f"only node {refused[0].name!r} needs it, which is not supported"
+
+
+def refuse_behind_sequences(graph: Graph, seen: set[str], reasons: dict[str, str]) -> None:
+    """Refuse the nodes that a transformation removed if they take a sequence of a refused node.
+
+    Such nodes, a SequenceAt with a known index for example, have become an item of the sequence,
+    which a region cannot take from outside.
+
+    Args:
+        graph: The original graph.
+        seen: Names of the original nodes that the transformed graph stands for.
+        reasons: Reasons of the refused nodes by name; it is added to.
+    """
+    for node in graph.nodes:
+        if node.name in seen or node.name in reasons:
+            continue
+        for value in node.sources:
+            made = value.producer
+            if made is not None and made.name in reasons and isinstance(value.type, SequenceType):
+                reasons[node.name] = f"it takes a sequence of node {made.name!r}, which is refused"
+                break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import subgraph as sg
 from subgraph import ops
@@ -46,3 +47,25 @@ def test_a_query_heeds_the_precision() -> None:
     assert {"relu", "tanh"} <= set(found)
     model = made.compile_model(graph, "F", {"INFERENCE_PRECISION": "float32"})
     assert "F" in model.execution_devices
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+def test_an_item_of_a_sequence_that_the_device_does_not_run_is_refused(
+    device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a known index it becomes plain nodes, but a region takes no sequences."""
+    if device not in sg.default_core().available_devices:
+        pytest.skip(f"{device} is not available")
+    x, y, n = sg.input("x", (3,)), sg.input("y", (3,)), sg.input("n", (), "int64")
+    items = ops.SequenceConstruct(x, y)
+    known = ops.Relu(ops.SequenceAt(items, np.int64(1), name="known"), name="relu")
+    graph = sg.Graph([x, y, n], [known, ops.SequenceAt(items, n, name="unknown")])
+    found = sg.default_core().query_model(graph, device)
+    assert "known" not in found
+    assert "relu" in found
+    assert "sequence" in found.reasons["known"]
+    one, two = np.ones(3, np.float32), np.full(3, 2, np.float32)
+    results = sg.compile_model(graph, device)(one, two, np.array(0))
+    np.testing.assert_array_equal(results[0], two)
+    np.testing.assert_array_equal(results[1], one)
+    assert not caplog.records, "no region fails"
