@@ -140,6 +140,15 @@ def _products() -> Iterator[Row]:
     yield Row("QMoE", [*rows, *few, *zeros], {**gated, "block_size": 16, "weights_prepacked": 0})
 
 
+def _texts() -> Iterator[Row]:
+    words = np.array([["a few words", "", "one"]], object)
+    needed: dict[str, Any] = {"mark": 1, "mincharnum": 1, "pad_value": "#"}
+    yield Row("Tokenizer", [words], {**needed, "tokenexp": "[a-z]+"})
+    yield Row("Tokenizer", [words[0]], {**needed, "separators": [" ", "e"]})
+    yield Row("MurmurHash3", [words], {"seed": 3})
+    yield Row("MurmurHash3", [_i(90, 3, 2)], {"positive": 0})
+
+
 def _quantized() -> Iterator[Row]:
     x, bias = _X[0], _i(900, 4, dtype="int32")
     y: list[Operand] = [*_Y]
@@ -370,6 +379,7 @@ def rows() -> Iterator[Row]:
     yield from _sums()
     yield from _embeddings()
     yield from _products()
+    yield from _texts()
     yield from _quantized()
     yield from _attention()
     yield from _movement()

@@ -254,7 +254,7 @@ def murmur_hash(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the MurmurHash3_x86_32 of each number's bytes, or of each string's UTF-8 bytes."""
     options, x = attributes(node), inputs[0]
     flat = x.reshape(-1)
-    dtype = np.uint32 if options["positive"] else np.int32
+    dtype = np.uint32 if options["positive"] == 1 else np.int32
     seed = np.uint32(int(options["seed"]) & 0xFFFFFFFF)
     if x.dtype == object or x.dtype.kind in "UST":
         texts = [str(text).encode() for text in flat]
@@ -297,7 +297,7 @@ def murmur_types(
 ) -> list[ValueType | None]:
     """Return one hash for each element."""
     (x,) = types
-    dtype = "uint32" if node.attrs.get("positive", 1) else "int32"
+    dtype = "uint32" if node.attrs.get("positive", 1) == 1 else "int32"
     return [TensorType(dtype, x.shape if isinstance(x, TensorType) else None)]
 
 

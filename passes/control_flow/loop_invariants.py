@@ -48,7 +48,11 @@ def _replaced(node: Node) -> dict[Value, Value]:
         if _origin(body.outputs[returned + k]) is body.inputs[before + k]
         and node.inputs[before + k] is not None
     ]
-    if not unchanged:
+    graph = node.graph
+    others = [value for k, value in enumerate(node.outputs) if k not in unchanged]
+    # Without a use of another output the loop would be removed, and an error in its body with it.
+    used = any(value.uses or (graph is not None and graph.is_output(value)) for value in others)
+    if not unchanged or not used:
         return {}
     values = {value: Value(value.name, value.type) for value in body.inputs + body.captures}
     captures = list(node.captures)

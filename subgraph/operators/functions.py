@@ -45,7 +45,7 @@ from subgraph.operators.schema import (
     contributed,
 )
 from subgraph.operators.shape_values import from_array, propagate, to_array
-from subgraph.system.registry import defined_at
+from subgraph.system.registry import declared_at, defined_at
 
 Body = Callable[["Call"], Sequence[Value | None]]
 # The operator set of the standard that bodies are written in. It is fixed, so that a newer onnx
@@ -102,7 +102,7 @@ def declare_contributed(
         **fields: Fields of `Operator`, ``compute`` and ``infer`` among them.
     """
     schema = _contributed_schema(op_type, form, MICROSOFT, attributes)
-    _register(Operator(schema, **fields), defined_at(fields["compute"]))
+    _register(Operator(schema, **fields), declared_at())
 
 
 def _register(operator: Operator, owner: str) -> None:

@@ -7,7 +7,6 @@ overrides the onnx package. A user's operator is one `Operator` object, register
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from subgraph.graph.types import Array, ValueType
 from subgraph.operators.batch_axes import BatchRule
 from subgraph.operators.requirements import Rule, rule_from_signature
 from subgraph.operators.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
-from subgraph.system.registry import Registry, defined_at
+from subgraph.system.registry import Registry, declared_at, defined_at
 
 # (node, types of its inputs, arrays of the inputs whose value is known) -> types of its outputs
 ShapeRule = Callable[
@@ -146,8 +145,7 @@ def declare(*op_types: str, domain: str = "", **fields: Any) -> None:
         **fields: Fields of `Operator`. ``infer`` replaces the onnx package's type inference, and is
             faster; ``compute`` replaces ``onnx.reference``, where that lacks the operator or errs.
     """
-    caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # the declaring file
-    owner = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    owner = declared_at()
     fields.setdefault("compute", None)
     for op_type in op_types:
         operator = Operator(OperatorName(op_type, domain), **fields)

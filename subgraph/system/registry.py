@@ -209,6 +209,12 @@ class Registry(Generic[T]):
                 self._discovering = False
 
 
+def declared_at() -> str:
+    """Return the file and line that called the function which calls this one, "FILE:LINE"."""
+    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # no other way is as fast
+    return f"{caller.f_code.co_filename}:{caller.f_lineno}"
+
+
 def defined_at(thing: object) -> str:
     """Return file and qualified name of a class, function or object's class, as an owner's name.
 
