@@ -7,6 +7,7 @@ iterations of a loop run without Python between them only if its states are smal
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
@@ -27,14 +28,20 @@ def loop_invariants(graph: Graph) -> Graph:
         replaced: dict[Value, Value] = {}
         for node in level.nodes:
             if not node.domain and node.op_type in ("Loop", "Scan") and node.version != 8:
-                replaced |= _replaced(node)
+                # A new loop takes the results of new loops before it.
+                replaced |= _replaced(node, replaced)
         level.rewire(replaced)
         work.extend(body for node in level.nodes for body in node.bodies)
     return graph
 
 
-def _replaced(node: Node) -> dict[Value, Value]:
-    """Return the new value of each output of a loop with unchanged states; empty without any."""
+def _replaced(node: Node, new_values: Mapping[Value, Value]) -> dict[Value, Value]:
+    """Return the new value of each output of a loop with unchanged states; empty without any.
+
+    Args:
+        node: The loop.
+        new_values: New values of outputs of the loops before it.
+    """
     check_bodies(node)
     (body,) = node.bodies
     # Before the states come the iteration and condition of a Loop, and the condition that its body
@@ -55,10 +62,11 @@ def _replaced(node: Node) -> dict[Value, Value]:
     if not unchanged or not used:
         return {}
     values = {value: Value(value.name, value.type) for value in body.inputs + body.captures}
-    captures = list(node.captures)
+    inputs = tuple(None if value is None else new_values.get(value, value) for value in node.inputs)
+    captures = [new_values.get(value, value) for value in node.captures]
     inside = [values[value] for value in body.captures]
     for k in unchanged:
-        outer, state = node.inputs[before + k], body.inputs[before + k]
+        outer, state = inputs[before + k], body.inputs[before + k]
         assert outer is not None, "checked above"
         values[state] = Value(state.name, outer.type or state.type, parameter=outer.parameter)
         if outer.parameter is None:
@@ -77,7 +85,7 @@ def _replaced(node: Node) -> dict[Value, Value]:
     inner.attrs = dict(body.attrs)
     made = Node(
         node.op_type,
-        _without(node.inputs, before, unchanged),
+        _without(inputs, before, unchanged),
         outputs=len(node.outputs) - len(unchanged),
         name=node.name,
         version=node.version,
@@ -91,7 +99,7 @@ def _replaced(node: Node) -> dict[Value, Value]:
         old.name = ""
         found[old] = new
     for k in unchanged:
-        outer = node.inputs[before + k]
+        outer = inputs[before + k]
         assert outer is not None, "checked above"
         found[node.outputs[k]] = outer
     return found
@@ -105,8 +113,8 @@ def _without(items: tuple[_T, ...], start: int, positions: list[int]) -> list[_T
 
 def _origin(value: Value) -> Value:
     """Return the value of which Identity nodes make this one."""
-    while value.producer is not None and value.producer.op_type == "Identity":
-        source = value.producer.inputs[0]
+    while (node := value.producer) is not None and (node.op_type, node.domain) == ("Identity", ""):
+        source = node.inputs[0]
         assert source is not None, "it is required"
         value = source
     return value

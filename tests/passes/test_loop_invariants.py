@@ -114,3 +114,23 @@ def test_a_state_that_changes_places_stays() -> None:
     assert len(loop.inputs) == 4
     model = sg.compile_model(graph, "CPU")
     check_results(model, session_of(graph), [_random(2), _random(2, seed=1)], tolerance=0.0)
+
+
+def test_loops_that_follow_each_other() -> None:
+    """Later loops take changed and unchanged results of earlier ones, and capture them."""
+    trip, x = sg.input("trip", (), "int64"), sg.input("x", (1, 4))
+    weight = sg.input("w", (4, 4))
+    first = _loop(trip, ops.Neg(weight), x)
+    second = _loop(trip, first[0], first[1])
+    inner = [sg.input("number", (), "int64"), sg.input("going", (), "bool")]
+    carried, state = sg.input("carried", (4, 4)), sg.input("state", (1, 4))
+    added = ops.Add(ops.MatMul(state, carried), sg.capture(second[1]))
+    body = sg.Graph([*inner, carried, state], [inner[1], carried, added], "third")
+    third = ops.Loop(trip, None, second[0], first[1], body=body)
+    graph = sg.Graph([trip, x, weight], [*second, *third])
+    changed = passes.apply_pass(graph, "LoopInvariants")
+    loops = [node for node in changed.nodes if node.op_type == "Loop"]
+    assert [len(node.inputs) for node in loops] == [3, 3, 3]
+    inputs = [np.array(3), _random(1, 4), _random(4, 4, seed=1)]
+    model = sg.compile_model(graph, "CPU")
+    check_results(model, session_of(graph), inputs, tolerance=1e-5)
