@@ -258,8 +258,13 @@ def murmur_hash(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     seed = np.uint32(int(options["seed"]) & 0xFFFFFFFF)
     if x.dtype == object or x.dtype.kind in "UST":
         texts = [str(text).encode() for text in flat]
-        found = [_murmur(np.frombuffer(text, np.uint8)[None], seed)[0] for text in texts]
-        return [np.array(found, np.uint32).view(dtype).reshape(x.shape)]
+        lengths = np.array(list(map(len, texts)), np.int64)
+        found = np.empty(flat.size, np.uint32)
+        for length in np.unique(lengths):  # texts of one length are hashed together
+            rows = np.flatnonzero(lengths == length)
+            content = np.frombuffer(b"".join([texts[row] for row in rows]), np.uint8)
+            found[rows] = _murmur(content.reshape(rows.size, length), seed)
+        return [found.view(dtype).reshape(x.shape)]
     content = np.ascontiguousarray(flat).view(np.uint8).reshape(flat.size, x.dtype.itemsize)
     return [_murmur(content, seed).view(dtype).reshape(x.shape)]
 

@@ -26,8 +26,13 @@ _Splitter = Callable[[str, int], list[str]]
 
 
 @cache
-def compiled(pattern: str) -> Any:
+def compiled(pattern: str, *, longest: bool = False) -> Any:
     """Return a compiled pattern.
+
+    Args:
+        pattern: The pattern.
+        longest: Whether a search finds the longest match at a place, not that of the first
+            alternative.
 
     Raises:
         ShapeError: RE2 does not accept the pattern.
@@ -36,6 +41,7 @@ def compiled(pattern: str) -> Any:
 
     options = re2.Options()
     options.log_errors = False
+    options.longest_match = longest
     try:
         return re2.compile(pattern, options)
     except (re2.error, UnicodeEncodeError) as error:
@@ -86,9 +92,9 @@ def splitter_of(node: Node) -> _Splitter:
     if expression == "." or separators == [""]:
         return lambda text, _: list(text)
     if expression:
-        pattern = compiled(expression)
+        pattern = compiled(expression, longest=True)
         return lambda text, shortest: list(_matches(pattern, text, shortest))
-    patterns = [compiled(separator) for separator in separators]
+    patterns = [compiled(separator, longest=True) for separator in separators]
 
     def between(text: str, shortest: int) -> list[str]:
         row = [text]
@@ -102,15 +108,17 @@ def splitter_of(node: Node) -> _Splitter:
 
 def _matches(pattern: Any, text: str, shortest: int) -> Iterator[str]:
     """Yield the matches that have at least ``shortest`` characters, from left to right."""
+    # Of bytes, a search that begins anew does not convert the whole text again.
+    content = text.encode()
     start: int | None = 0
-    while start is not None and start <= len(text):
-        matches, start = pattern.finditer(text, start), None
+    while start is not None:
+        matches, start = pattern.finditer(content, start), None
         for match in matches:
-            length = match.end() - match.start()
-            if length >= shortest:
-                yield match.group()
-            elif length > 1:  # the next match may begin within this one
-                start = match.start() + 1
+            token = match.group().decode()
+            if len(token) >= shortest:
+                yield token
+            elif len(token) > 1:  # the next match may begin within this one
+                start = match.start() + len(token[0].encode())
                 break
 
 

@@ -67,6 +67,19 @@ def test_tokens_are_onnx_runtimes(data: st.DataObject) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "split",
+    [
+        *({"tokenexp": p} for p in ("a|ab", "(a|ab)(c|bcd)?", "a+?", "a*", "b??a")),
+        *({"separators": [p]} for p in ("a|ab", "a*?b", "(a|ab)(c|bcd)?")),
+    ],
+)
+def test_the_longest_match_counts(split: dict[str, Any]) -> None:
+    x = np.array(["xabcdyaab", "abcd", "", "aaa"], object)
+    common = {"mark": 0, "mincharnum": 1, "pad_value": "#"}
+    _agree("Tokenizer", x, onnx.TensorProto.STRING, **common, **split)
+
+
 def test_tokens_of_no_text_are_none() -> None:
     attributes = {"mark": 1, "mincharnum": 1, "pad_value": "", "tokenexp": "a"}
     content = _model("Tokenizer", np.empty(0, object), onnx.TensorProto.STRING, **attributes)
@@ -88,6 +101,13 @@ def test_what_a_tokenizer_cannot_do_is_an_error(attributes: dict[str, Any], word
     x = np.array(["a"], object)
     with pytest.raises(sg.ShapeError, match=words):
         sg.compile_model(_model("Tokenizer", x, onnx.TensorProto.STRING, **given_attributes))(x=x)
+
+
+def test_a_long_text_of_short_matches_ends() -> None:
+    attributes = {"mark": 0, "mincharnum": 3, "pad_value": "", "tokenexp": "éb|bé{2}"}
+    x = np.array(["éb" * 100_000 + "éé"], object)
+    model = sg.compile_model(_model("Tokenizer", x, onnx.TensorProto.STRING, **attributes))
+    assert model(x=x)[0].tolist() == [["béé"]]
 
 
 def test_a_text_without_utf8_form_is_an_error() -> None:
