@@ -51,7 +51,7 @@ from .winograd_tile_kernels import (
     TileForm,
     next_addresses,
     next_place,
-    origin_of,
+    phase_of,
     place_of,
     spacing_of,
     tile_prefetcher,
@@ -169,7 +169,7 @@ def _tile_setter(form: TileForm) -> Any:
         t.inner_count = 1
         t.a_step = item
         t.b_vector = pixel
-        finished.c_row = spacing(a).across * pixel
+        finished.c_row = spacing(a)[1] * pixel
         finished.c_vector = pixel
         finished.low = a.low
         finished.high = a.high
@@ -301,7 +301,7 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
     tile_capacity, values_offset = layout.tile_capacity, layout.values_offset
     tile_grid, start_of = layout.tile_grid, layout.start_of
     transform_tile, prefetch_tile = tile_transform(form, values_offset), tile_prefetcher(n, pixel)
-    spacing, origin, dilated = spacing_of(form), origin_of(form), form.dilated
+    spacing, phase, dilated = spacing_of(form), phase_of(form), form.dilated
 
     @register_jitable
     def transform_input(
@@ -313,7 +313,7 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
         scratch: int,
         values: int,
     ) -> None:
-        grid, apart_by = tile_grid(a), spacing(a)
+        grid, (down, across) = tile_grid(a), spacing(a)
         # Strips read adjacent pixels of one block, so that few-row tiles want [point][block][tile].
         # A many-row tile reads all channels of a pixel in order: [point][tile][block].
         row = pixel if low else (a.input_blocks + 1) * pixel
@@ -328,15 +328,15 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
             # A short tile's values at infinity are unused: the next full tile overwrites them.
             to = TileAddresses(values, values, values, values)
             for _ in range(count):
-                plane, row0, column0 = origin(apart_by, at.plane)
+                plane, row0, column0 = phase(a, at.plane)
                 d = plane % slices * a.stride_depth + above
                 x = a.x + plane // slices * a.x_image + (block % blocks * depth + d) * area
-                h0 = row0 + start_of(at.row, grid.full_down) * stride * apart_by.down
-                w0 = column0 + start_of(at.column, grid.full_across) * stride * apart_by.across
+                h0 = row0 + start_of(at.row, grid.full_down) * stride * down
+                w0 = column0 + start_of(at.column, grid.full_across) * stride * across
                 h0 -= a.pad_height
                 w0 -= a.pad_width
                 if d < 0 or d >= depth:
-                    h0 = -n * apart_by.down  # none of its rows lies inside the image
+                    h0 = -n * down  # none of its rows lies inside the image
                 target = to
                 to = next_addresses(grid, at, to, row)
                 at = next_place(grid, at)
@@ -403,13 +403,13 @@ def _output_transform(form: TileForm, layout: ValueLayout) -> Any:
 def _output_locator(form: TileForm, layout: ValueLayout) -> Any:
     """Return ``f(a, grid, at, block)``: the `OutputTile` at a place, of a block of y."""
     m, pixel, start_of = form.m, form.pixel, layout.start_of
-    spacing, origin = spacing_of(form), origin_of(form)
+    spacing, phase = spacing_of(form), phase_of(form)
 
     @register_jitable
     def locate_output(a: WinogradArguments, grid: Grid, at: Place, block: int) -> OutputTile:
         height, width, slices = a.output_height, a.output_width, a.output_depth
         down, across = spacing(a)
-        plane, row0, column0 = origin(spacing(a), at.plane)
+        plane, row0, column0 = phase(a, at.plane)
         image, slice_ = plane // slices, plane % slices
         row = row0 + start_of(at.row, grid.full_down) * down
         column = column0 + start_of(at.column, grid.full_across) * across

@@ -76,32 +76,6 @@ class TileForm:
         return self.lanes * self.item
 
 
-class Spacing(NamedTuple):
-    """Distance between neighbouring pixels of a tile, in pixels of the image.
-
-    Attributes:
-        down: Along the height.
-        across: Along the width.
-    """
-
-    down: int
-    across: int
-
-
-class Origin(NamedTuple):
-    """The phase of a plane of tiles.
-
-    Attributes:
-        plane: Index of the plane of outputs among those of all images.
-        row: First row of the phase.
-        column: First column of the phase.
-    """
-
-    plane: int
-    row: int
-    column: int
-
-
 class Grid(NamedTuple):
     """The tiles of a plane of outputs; the full ones come before the short ones.
 
@@ -181,34 +155,31 @@ class Epilogue(NamedTuple):
 
 
 def spacing_of(form: TileForm) -> Any:
-    """Return ``f(a)``: the `Spacing` of the arguments, (1, 1) without dilation."""
+    """Return ``f(a)``: rows and columns of the image from a pixel of a tile to the next one."""
     dilated = form.dilated
 
     @register_jitable
-    def spacing(a: WinogradArguments) -> Spacing:
-        if not dilated:
-            return Spacing(1, 1)
-        return Spacing(a.dilation_height, a.dilation_width)
+    def spacing(a: WinogradArguments) -> tuple[int, int]:
+        return (a.dilation_height, a.dilation_width) if dilated else (1, 1)
 
     return spacing
 
 
-def origin_of(form: TileForm) -> Any:
-    """Return ``f(spacing, plane)``: the `Origin` of a plane of tiles; one phase without dilation.
+def phase_of(form: TileForm) -> Any:
+    """Return ``f(a, plane)``: the plane of outputs of a plane of tiles, and where its phase begins.
 
-    Phases are the innermost part of the index of a plane.
+    Phases are the innermost part of the index of a plane of tiles. Without dilation there is one.
     """
     dilated = form.dilated
 
     @register_jitable
-    def origin(spacing: Spacing, plane: int) -> Origin:
+    def phase(a: WinogradArguments, plane: int) -> tuple[int, int, int]:
         if not dilated:
-            return Origin(plane, 0, 0)
-        phase = plane % (spacing.down * spacing.across)
-        plane //= spacing.down * spacing.across
-        return Origin(plane, phase // spacing.across, phase % spacing.across)
+            return plane, 0, 0
+        down, across = a.dilation_height, a.dilation_width
+        return plane // (down * across), plane // across % down, plane % across
 
-    return origin
+    return phase
 
 
 @register_jitable

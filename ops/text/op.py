@@ -232,7 +232,7 @@ def tokenizer_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless X is a vector or matrix of strings and the attributes fit."""
     require_dtype("X", x, "string")
     require_rank("X", x, 1, 2)
-    splitter_of(node)
+    prepared(node, splitter_of)
     require_whole_number(node, "mincharnum", least=1)
 
 

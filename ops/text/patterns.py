@@ -19,6 +19,7 @@ from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import decoded
+from subgraph.ops.ml.scores import prepared
 
 _START_OF_TEXT, _END_OF_TEXT = "\x02", "\x03"
 # (text, least number of characters of a token) -> tokens.
@@ -64,7 +65,7 @@ def tokenizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     ``tokenexp``, or the text between matches of ``separators``, which are applied one by one.
     """
     options, x = attributes(node), inputs[0]
-    split, shortest = splitter_of(node), int(options["mincharnum"])
+    split, shortest = prepared(node, splitter_of), int(options["mincharnum"])
     rows = [split(text, shortest) for text in _texts(x)]
     width = max(map(len, rows), default=0)
     if options["mark"] and width:

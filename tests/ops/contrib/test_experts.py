@@ -69,11 +69,11 @@ def test_gates_in_other_layouts(fusion: int) -> None:
 
     wanted = result(pairs, bias, second, last, fusion=1)
     if fusion == 0:
-        halves = [pairs[:, ::2], bias[:, ::2], second, last, pairs[:, 1::2], bias[:, 1::2]]
+        layers = [pairs[:, ::2], bias[:, ::2], second, last, pairs[:, 1::2], bias[:, 1::2]]
     else:
         order = [*range(0, 2 * _INNER, 2), *range(1, 2 * _INNER, 2)]
-        halves = [pairs[:, order], bias[:, order], second, last]
-    np.testing.assert_allclose(result(*halves, fusion=fusion), wanted, rtol=1e-4, atol=1e-4)
+        layers = [pairs[:, order], bias[:, order], second, last]
+    np.testing.assert_allclose(result(*layers, fusion=fusion), wanted, rtol=1e-4, atol=1e-4)
 
 
 def _packed(outputs: int, inputs: int, bits: int, block: int, seed: int) -> list[Array]:
