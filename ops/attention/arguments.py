@@ -164,8 +164,15 @@ class FewQueriesArguments(AttentionOperands):
     v_row: int
 
 
+# Vectors of a strip of LinearAttention's state. With two, and two rows at a time, the sums of a
+# column are four independent ones, as many as an FMA takes cycles.
+STATE_STRIP = 2
+
+
 class LinearAttentionArguments(KernelArguments):
-    """Arguments of `linear_attention`; a work unit is a head of keys and values of a sample.
+    """Arguments of `linear_attention`; a work unit is a strip of a head's state in a sample.
+
+    The strips of a head are the columns of its state, `STATE_STRIP` vectors at a time.
 
     Attributes:
         query: ``[batch][tokens][heads][key_size]``.
@@ -184,7 +191,7 @@ class LinearAttentionArguments(KernelArguments):
         scale: Factor of the queries.
         decays: Factors of a head: 1 or ``key_size``.
         betas: Rates of a token: 1 or ``kv_heads``.
-        scratch: Scratch of the first worker: one value.
+        scratch: Scratch of the first worker: a strip.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
     """
 

@@ -1,7 +1,8 @@
-"""LinearAttention on the CPU device: a work unit is the recurrent state of a head."""
+"""LinearAttention on the CPU device: a work unit is a strip of the state of a head."""
 
 from __future__ import annotations
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
@@ -10,7 +11,7 @@ from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.shared.delegation import delegate
 
-from .arguments import LinearAttentionArguments
+from .arguments import STATE_STRIP, LinearAttentionArguments
 from .decoding import UPDATE_RULES
 
 
@@ -35,6 +36,7 @@ def linear_attention(node: Node, low: Lowering) -> None:
         state = temporary(low, query.dtype, (batch, kv_heads, key_size, value_size))
     begin = None if past is None else cast_to(low, past, query.dtype)
     scale = float(node.attrs.get("scale", 0.0)) or key_size**-0.5
+    lanes = low.lanes(query.dtype)
     arguments = LinearAttentionArguments(
         query=query,
         key=key,
@@ -52,18 +54,20 @@ def linear_attention(node: Node, low: Lowering) -> None:
         scale=scale,
         decays=decay.shape[2] // kv_heads if decay else 1,
         betas=beta.shape[2] if beta else 1,
-        **low.worker_scratch(8 * value_size),
+        **low.worker_scratch(key_size * STATE_STRIP * lanes * item_bytes(query.dtype)),
     )
     kernel = Kernel(
         "subgraph.ops.attention.linear_kernels",
         "linear_attention",
         dtype=query.dtype,
+        lanes=lanes,
         gated=gated,
         delta=delta,
         past=past is not None,
     )
     flops = 2 * tokens * batch * kv_heads * key_size * value_size * (2 + heads // kv_heads)
-    low.emit(kernel, arguments, batch * kv_heads, grain=1, flops=flops, bytes=2 * y.nbytes)
+    strips = -(-value_size // (STATE_STRIP * lanes))
+    low.emit(kernel, arguments, batch * kv_heads * strips, grain=1, flops=flops, bytes=2 * y.nbytes)
     if present is not None and present is not state:
         emit_cast(low, state, present)
 

@@ -17,10 +17,13 @@ pytestmark = pytest.mark.usefixtures("no_fallback")
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
 @pytest.mark.parametrize(("heads", "own", "per_key"), [(2, 2, True), (4, 2, False), (3, 1, True)])
 @pytest.mark.parametrize("past", [True, False])
-def test_linear_attention(rule: str, heads: int, own: int, per_key: bool, past: bool) -> None:
+@pytest.mark.parametrize("sizes", [(5, 4, 6), (3, 7, 70), (1, 5, 64)])
+def test_linear_attention(
+    rule: str, heads: int, own: int, per_key: bool, past: bool, sizes: tuple[int, int, int]
+) -> None:
     dtype = "float32" if past or per_key else "float16"
     rng = np.random.default_rng(heads)
-    batch, tokens, keys, values = 2, 5, 4, 6
+    batch, (tokens, keys, values) = 2, sizes
     arrays: list[Array | None] = [
         rng.standard_normal((batch, tokens, heads * keys)),
         rng.standard_normal((batch, tokens, own * keys)) / 2,
