@@ -140,6 +140,29 @@ def _products() -> Iterator[Row]:
     yield Row("QMoE", [*rows, *few, *zeros], {**gated, "block_size": 16, "weights_prepacked": 0})
 
 
+def _recurrent() -> Iterator[Row]:
+    state, taps = [_f(6), _f(2, 6, 3, seed=1)], _f(6, 1, 4)
+    yield Row("CausalConvWithState", [_f(2, 6, 5), taps, *state], outputs=2)
+    last: list[Operand] = [_f(2, 5, 2, 3), taps, state[0], _f(2, 6, 2, 3)]
+    channels_last = {"channels_last": 1, "dilation": 2, "activation": "silu"}
+    yield Row("CausalConvWithState", last, channels_last, outputs=2)
+    gates: list[Operand] = [_f(2, 5, 2), _f(2, 5, 2, seed=1)]
+    heads = {"q_num_heads": 4, "kv_num_heads": 2}
+    tokens: list[Operand] = [_f(2, 5, 32), _f(2, 5, 16, seed=1), _f(2, 5, 12)]
+    yield Row("LinearAttention", [*tokens, _f(2, 2, 8, 6), *gates], heads, outputs=2)
+    fewer = {"q_num_heads": 1, "kv_num_heads": 2, "update_rule": "gated"}
+    yield Row("LinearAttention", [_f(2, 5, 8), *tokens[1:], None, _f(2, 5, 16)], fewer, outputs=2)
+    yield Row("LinearAttentionGate", [_f(2, 5, 4), _f(4), _f(4), _f(2, 5, 4)], outputs=2)
+    yield Row("GatedRMSNorm", [_f(2, 5, 12), _f(4), _f(2, 5, 12, seed=1)])
+    flat: list[Operand] = [_f(10, 2, 8), _f(10, 2, 8, seed=1), _f(10, 4, 6)]
+    rates: list[Operand] = [_f(10, 4), _f(10, 4, seed=1), _f(2, 4, 6, 8)]
+    yield Row("GatedDeltaNet", [*flat, None, *rates], outputs=2)
+    yield Row("GatedDeltaNet", [*flat, np.array([0, 3, 10], np.int32), *rates], outputs=2)
+    soft = {"gate_activation": "softplus", "beta_activation": "sigmoid", "qk_l2_norm": 1}
+    packed: list[Operand] = [_f(2, 5, 56), None, None, None, _f(2, 5, 4, 8), _f(2, 5, 4), rates[2]]
+    yield Row("GatedDeltaNet", [*packed, _f(4), _f(4, 8)], soft, outputs=2)
+
+
 def _texts() -> Iterator[Row]:
     words = np.array([["a few words", "", "one"]], object)
     needed: dict[str, Any] = {"mark": 1, "mincharnum": 1, "pad_value": "#"}
@@ -379,6 +402,7 @@ def rows() -> Iterator[Row]:
     yield from _sums()
     yield from _embeddings()
     yield from _products()
+    yield from _recurrent()
     yield from _texts()
     yield from _quantized()
     yield from _attention()

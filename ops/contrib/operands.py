@@ -11,6 +11,7 @@ from subgraph.graph.graph import Node
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
+    known_numbers,
     require,
     require_broadcast,
     require_dtype,
@@ -35,6 +36,18 @@ def factors_of_rows(node: Node, x: Tensor, *factors: Tensor | None) -> None:
     require(x.rank >= 1, "a scalar has no rows")
     for factor in factors:
         require_shape("a factor", factor, x.shape[-1:], "one for each element of a row")
+
+
+def first_is_zero(node: Node, ends: Tensor, begins: Tensor) -> None:
+    """Raise ShapeError unless the first of several parts, if there is one, begins at 0.
+
+    Args:
+        node: A node of a body.
+        ends: Index after the last element of each part.
+        begins: Index of the first element of each part.
+    """
+    known = known_numbers(begins)
+    require(not known or known[0] == 0, "the first part begins at {}, not at 0", (known or [0])[0])
 
 
 def same_shape(node: Node, x: Tensor, other: Tensor) -> None:
@@ -143,6 +156,7 @@ def all_batches(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | Non
 
 declare("all_batches", domain="body", requires=all_batches)
 declare("all_keys", domain="body", requires=all_keys)
+declare("first_is_zero", domain="body", requires=first_is_zero)
 declare("into_first", domain="body", requires=into_first)
 declare("one_row", domain="body", requires=one_row)
 declare("one_scale", domain="body", requires=one_scale)

@@ -154,7 +154,8 @@ class Call:
     Operands are values, None for an omitted one, and numbers and arrays, which become constants: a
     number has the dtype of the first operand that is a value. Attributes that are None are
     omitted. ``outputs=`` is the number of outputs, which are a tuple if several; ``domain=`` the
-    operator's domain; ``requires=`` a requirement of the domain "body" besides the operator's own
+    operator's domain; ``opset=`` the operator set of one that is newer than that of bodies;
+    ``requires=`` a requirement of the domain "body" besides the operator's own
     (``ops/contrib/operands.py``).
 
     Attributes:
@@ -282,6 +283,7 @@ class Call:
             *operands: Any,
             outputs: int = 1,
             domain: str = "",
+            opset: int = _OPSET,
             requires: str = "",
             **attributes: Any,
         ) -> Any:
@@ -291,7 +293,7 @@ class Call:
             while values and values[-1] is None:
                 values.pop()
             given = {k: _tuple_if_list(v) for k, v in attributes.items() if v is not None}
-            made = self._add(op_type, values, outputs, given, domain, requires)
+            made = self._add(op_type, values, outputs, given, domain, opset, requires)
             return made[0] if outputs == 1 else made
 
         return add
@@ -310,6 +312,7 @@ class Call:
         outputs: int,
         given: dict[str, Any],
         domain: str = "",
+        opset: int = _OPSET,
         requires: str = "",
     ) -> Sequence[Value]:
         notes = part_metadata(self.node)
@@ -321,7 +324,7 @@ class Call:
             outputs=outputs,
             name=f"{self.node.name}/{len(self.nodes)}",
             domain=domain,
-            version=1 if domain else _OPSET,
+            version=1 if domain else opset,
             attrs=given,
             metadata=notes,
         )
