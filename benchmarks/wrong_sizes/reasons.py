@@ -101,6 +101,7 @@ REASONS: Final = (
         "DynamicQuantizeLinear",
     ),
     Reason("strict", "it must be a list", "the standard says a list", "SplitToSequence"),
+    Reason("strict", "no elements to filter", "as the standard's operator", "CausalConvWithState"),
     Reason("strict", "a window of .* does not fit", "no place of the window lies inside"),
     Reason("strict", "keys .* do not fit max_map", "keys lie below max_map", "CastMap"),
     Reason("strict", "features", "the numbers of the attribute are those of the features"),

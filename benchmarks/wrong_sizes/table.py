@@ -163,6 +163,21 @@ def _recurrent() -> Iterator[Row]:
     yield Row("GatedDeltaNet", [*packed, _f(4), _f(4, 8)], soft, outputs=2)
 
 
+def _newer() -> Iterator[Row]:
+    thrice = _i(9, 3, 2, 5)
+    sections = {"mrope_section": [2, 1, 1], "num_heads": 3}
+    yield Row("MRotaryEmbedding", [_f(2, 5, 24), thrice, _f(9, 4), _f(9, 4, seed=1)], sections)
+    groups = {"top_k": 2, "n_group": 4, "topk_group": 2, "group_topk": 1}
+    yield Row("MoEGroupRouter", [_f(7, 8), _f(8)], groups)
+    yield Row("GatedAdd", [_f(2, 5, 4), _f(2, 5, 4, seed=1), _f(2, 5, 1)])
+    yield Row("ScaledSiLU", [_f(2, 5, 4), np.array(0.5, np.float32)])
+    yield Row("BranchwiseRMSNorm", [_f(2, 5, 3, 4), _f(3, 4)])
+    yield Row("BranchwiseRMSNorm", [_f(2, 5, 12), _f(12)], {"num_branches": 3})
+    sizes = {"K": 21, "N": 5, "block_size": 16, "quant_type": 1}
+    yield Row("MatMulBnb4", [_f(2, 21), _bytes(53), _f(7)], sizes)
+    yield Row("UnfoldTensor", [_f(2, 9, 3)], {"dim": 1, "size": 4, "step": 2})
+
+
 def _texts() -> Iterator[Row]:
     words = np.array([["a few words", "", "one"]], object)
     needed: dict[str, Any] = {"mark": 1, "mincharnum": 1, "pad_value": "#"}
@@ -403,6 +418,7 @@ def rows() -> Iterator[Row]:
     yield from _embeddings()
     yield from _products()
     yield from _recurrent()
+    yield from _newer()
     yield from _texts()
     yield from _quantized()
     yield from _attention()

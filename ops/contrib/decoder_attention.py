@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
 from subgraph.operators.requirements import (
@@ -12,8 +14,9 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
+    require_within,
 )
-from subgraph.ops.attention.decoding import require_heads
+from subgraph.ops.attention.decoding import require_heads, require_split
 
 from .attention import Results, attend, axes, dimension, positions_below
 
@@ -59,9 +62,7 @@ def rotary_embedding(call: Call) -> Results:
     assert x is not None, "a required input"
     assert positions is not None, "a required input"
     assert cosines is not None, "a required input"
-    for name, plain in (("is_packed_batching", 0), ("scale", 1.0)):
-        if call.attribute(name) != plain:
-            raise call.unsupported(f"{name}={call.attribute(name)}")
+    _refuse_scaled(call)
     heads = call.attribute("num_heads")
     if call.rank(x) == 3 and not heads:
         # Without num_heads the table of angles says the size of a head: a cosine for each pair of
@@ -73,6 +74,13 @@ def rotary_embedding(call: Call) -> Results:
         batch = call.Concat(call.Shape(x, start=0, end=1), axes(call, 1), axis=0)
         positions = call.Expand(row, batch)
     return [_rotated(call, x, positions, heads)]
+
+
+def _refuse_scaled(call: Call) -> None:
+    """Raise UnsupportedOpError for rotations with options that no body has."""
+    for name, plain in (("is_packed_batching", 0), ("scale", 1.0)):
+        if call.attribute(name) != plain:
+            raise call.unsupported(f"{name}={call.attribute(name)}")
 
 
 def _rotated(call: Call, x: Any, positions: Any, heads: int) -> Any:
@@ -94,6 +102,83 @@ def _rotated(call: Call, x: Any, positions: Any, heads: int) -> Any:
         num_heads=heads if rank == 3 else None,
         rotary_embedding_dim=size,
     )
+
+
+def multimodal_rotary_operands(
+    node: Node, x: Tensor, positions: Tensor, cosines: Tensor, sines: Tensor
+) -> None:
+    """Raise ShapeError unless the three sections are the pairs that are rotated.
+
+    Args:
+        node: The MRotaryEmbedding: ``mrope_section``, and the attributes of RotaryEmbedding.
+        x: [batch, heads, tokens, size], or [batch, tokens, heads * size].
+        positions: [3, batch, tokens], int64: time, height and width.
+        cosines: [rows, pairs].
+        sines: As the cosines.
+    """
+    require_rank("input", x, 3, 4)
+    tokens = (x.shape[0], x.shape[1 if x.rank == 3 else 2])
+    require_dtype("position_ids", positions, "int64")
+    require_shape("position_ids", positions, (3, *tokens), "three for each token")
+    require_rank("cos_cache", cosines, 2)
+    require_shape("sin_cache", sines, cosines.shape, "that of cos_cache")
+    sections = node.attrs.get("mrope_section", ())
+    fits = len(sections) == 3 and min(sections) >= 0 and sum(sections) == cosines.shape[1]
+    require(fits, "mrope_section is {}; cos_cache has {} pairs", sections, cosines.shape[1])
+    layout = node.attrs.get("mrope_layout", 0)
+    require(layout in (0, 1), "mrope_layout is {}; it is 0 or 1", layout)
+    rotated, heads = (node.attrs.get(n, 0) for n in ("rotary_embedding_dim", "num_heads"))
+    require(heads >= 1 or (x.rank == 4 and not rotated), "num_heads is needed")
+    require(rotated in (0, 2 * sum(sections)), "rotary_embedding_dim is {}", rotated)
+    if not rotated:
+        size = x.shape[3] if x.rank == 4 else require_split("input", x, heads)
+        require(size == 2 * sum(sections), "heads of {} for {} pairs", size, sum(sections))
+    require_within("position_ids", positions, 0, cosines.shape[0] - 1)
+
+
+@function(
+    "MRotaryEmbedding",
+    "input, position_ids, cos_cache, sin_cache -> output",
+    requires=multimodal_rotary_operands,
+    interleaved=0,
+    is_packed_batching=0,
+    mrope_layout=0,
+    mrope_section="ints!",
+    num_heads=0,
+    rotary_embedding_dim=0,
+    scale=1.0,
+)
+def multimodal_rotary_embedding(call: Call) -> Results:
+    """Rotate pairs by angles of three positions, each for its section of the pairs (M-RoPE)."""
+    x, positions, cosines, sines = call.inputs
+    assert x is not None, "a required input"
+    _refuse_scaled(call)
+    sections = [int(size) for size in call.attribute("mrope_section")]
+    pairs = sum(sections)
+    stream = np.repeat(np.arange(3), sections)
+    if call.attribute("mrope_layout") == 1:
+        # Height and width take every third pair, from the second and the third on.
+        stream = np.zeros(pairs, np.int64)
+        for k in (1, 2):
+            stream[k : min(3 * sections[k], pairs) : 3] = k
+    # Gather would count negative positions from the end of the table.
+    last = call.constant(np.iinfo(np.int64).max, "int64")
+    positions = call.Where(call.Less(positions, 0), last, positions)
+    parts = call.Split(positions, axis=0, num_outputs=3, outputs=3)
+    rows = [call.Squeeze(part, axes(call, 0)) for part in parts]
+    tables: list[Any] = []
+    for table in (cosines, sines):
+        angles = [call.Gather(table, row) for row in rows]
+        chosen = angles[0]
+        for k in (1, 2):
+            chosen = call.Where(call.constant(stream == k), angles[k], chosen)
+        tables.append(chosen)
+    rotary: dict[str, Any] = {
+        "interleaved": call.attribute("interleaved"),
+        "rotary_embedding_dim": 2 * pairs,
+        "num_heads": call.attribute("num_heads") if call.rank(x) == 3 else None,
+    }
+    return [call.RotaryEmbedding(x, *tables, **rotary)]
 
 
 def group_query_operands(

@@ -19,6 +19,7 @@ from subgraph.operators.requirements import (
     require,
     require_choice,
     require_dtype,
+    require_rank,
     require_shape,
     require_whole_number,
 )
@@ -372,3 +373,86 @@ def qmoe(call: Call) -> Results:
     assert second is not None, "a required input"
     routed = _routed(call, call.inputs[1], call.input("router_weights"), of_chosen=True)
     return _mixture(call, routed, first, second, third)
+
+
+def group_router_operands(
+    node: Node, logits: Tensor, bias: Tensor, weights: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless experts are whole groups, of which enough are selected.
+
+    Args:
+        node: The MoEGroupRouter.
+        logits: [..., experts]; with ``weights`` activations [rows, width].
+        bias: [experts], float32.
+        weights: [experts, width].
+    """
+    require(logits.rank >= 2, "logits has rank {}, at least 2 is needed", logits.rank)
+    require_rank("expert_bias", bias, 1)
+    require_dtype("expert_bias", bias, "float32")
+    experts = bias.shape[0]
+    if weights is None:
+        require(logits.shape[-1] == experts, "{} logits, {} experts", logits.shape[-1], experts)
+    else:
+        require_rank("logits", logits, 2)
+        require_shape("projection_weight", weights, (experts, logits.shape[1]), "rows of logits")
+    groups = require_whole_number(node, "n_group", 1, least=1)
+    active = require_whole_number(node, "topk_group", 1, least=1)
+    require_whole_number(node, "group_topk", 2, least=1)
+    require(experts % groups == 0 and active <= groups, "{} experts, n_group {}", experts, groups)
+    top = require_whole_number(node, "top_k", 0, least=1)
+    require(top <= experts, "top_k is {}, and there are {} experts", top, experts)
+
+
+@function(
+    "MoEGroupRouter",
+    "logits, expert_bias, projection_weight? -> router_probs?, selection_scores?, router_weights?",
+    requires=group_router_operands,
+    group_topk=2,
+    n_group=1,
+    router_sentinel=-10000.0,
+    top_k="int!",
+    topk_group=1,
+)
+def moe_group_router(call: Call) -> Results:
+    """Choose the best experts of the best groups, by sigmoids (DeepSeek-V3, "noaux_tc")."""
+    logits, bias, weights = call.inputs
+    assert logits is not None, "a required input"
+    assert bias is not None, "a required input"
+    dtype, experts = call.dtype(logits), call.size(bias, 0)
+    rows: Any = call.cast(logits, "float32")
+    if weights is not None:
+        rows = call.MatMul(rows, call.Transpose(call.cast(weights, "float32"), perm=(1, 0)))
+    scores = call.Sigmoid(call.Reshape(rows, axes(call, -1, experts)))
+    chosen_by = call.Add(scores, bias)
+    if call.is_used("selection_scores") or call.is_used("router_weights"):
+        return [None, chosen_by, scores]
+    allowed = _of_best_groups(call, chosen_by, experts)
+    selectable = call.Where(allowed, chosen_by, call.constant(float("-inf"), "float32"))
+    top = call.constant([call.attribute("top_k")], "int64")
+    _, best = call.TopK(selectable, top, axis=-1, outputs=2)
+    none = call.Expand(call.constant(False), call.Shape(scores))
+    yes = call.Expand(call.constant(True), call.Shape(best))
+    selected = call.And(call.ScatterElements(none, best, yes, axis=-1), allowed)
+    logarithms = call.Log(call.Max(scores, 1e-20))
+    result = call.Where(
+        selected, logarithms, call.constant(call.attribute("router_sentinel"), "float32")
+    )
+    return [call.cast(result, dtype), None, None]
+
+
+def _of_best_groups(call: Call, scores: Any, experts: int) -> Any:
+    """Return whether each expert of each row is in one of the best groups, ``[rows, experts]``."""
+    groups = call.attribute("n_group")
+    shape = axes(call, -1, groups, experts // groups)
+    best = min(call.attribute("group_topk"), experts // groups)
+    values, _ = call.TopK(
+        call.Reshape(scores, shape), call.constant([best], "int64"), axis=-1, outputs=2
+    )
+    totals = call.ReduceSum(values, axes(call, -1), keepdims=0)
+    active = call.constant([call.attribute("topk_group")], "int64")
+    _, chosen = call.TopK(totals, active, axis=-1, outputs=2)
+    none = call.Expand(call.constant(False), call.Shape(totals))
+    yes = call.Expand(call.constant(True), call.Shape(chosen))
+    of_group = call.Unsqueeze(call.ScatterElements(none, chosen, yes, axis=-1), axes(call, -1))
+    spread = call.Expand(of_group, axes(call, 1, 1, experts // groups))
+    return call.Reshape(spread, axes(call, -1, experts))

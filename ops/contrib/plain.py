@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
-from subgraph.operators.requirements import Tensor, require_rank, require_shape
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_rank,
+    require_shape,
+    require_whole_number,
+)
 from subgraph.ops.movement.operands import pad_operands, trilu_operands
 
 Results = Sequence[Value | None]
@@ -115,3 +123,25 @@ def grid_sample(call: Call) -> Results:
         raise call.unsupported(f"mode={mode!r}")
     options = call.attributes("align_corners", "padding_mode")
     return [call.GridSample(*call.inputs, mode=_MODES[mode], **options)]
+
+
+def unfold_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the slices of a dimension fit into it."""
+    axis = require_whole_number(node, "dim", -1)
+    require(-x.rank <= axis < x.rank, "dim is {}, the input has {} dimensions", axis, x.rank)
+    size = require_whole_number(node, "size", 1, least=1)
+    require_whole_number(node, "step", 1, least=1, most=1 << 40)
+    require(size <= x.shape[axis], "size is {}, the dimension {}", size, x.shape[axis])
+
+
+@function("UnfoldTensor", "input -> output", requires=unfold_operands, dim=-1, size="int!", step=1)
+def unfold_tensor(call: Call) -> Results:
+    """Return all slices of a dimension, ``step`` apart, as a dimension more at the end."""
+    (x,) = call.inputs
+    assert x is not None, "a required input"
+    rank = call.rank(x)
+    axis, size = call.attribute("dim") % rank, call.attribute("size")
+    starts = np.arange(0, call.size(x, axis) - size + 1, call.attribute("step"))
+    slices = call.Gather(x, call.constant(starts[:, None] + np.arange(size), "int64"), axis=axis)
+    last = *range(axis + 1), *range(axis + 2, rank + 1), axis + 1
+    return [call.Transpose(slices, perm=last)]

@@ -11,7 +11,13 @@ from typing import Any
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
-from subgraph.operators.requirements import Tensor, require_rank, require_shape
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_rank,
+    require_shape,
+    require_whole_number,
+)
 
 Results = Sequence[Value | None]
 
@@ -126,7 +132,102 @@ def bias_dropout(call: Call) -> Results:
     return [added(call, kept, residual, requires="same_shape"), mask]
 
 
+def gated_add_operands(
+    node: Node, x: Tensor, y: Tensor, gate: Tensor, weight: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless both terms have one shape, and each row a gate.
+
+    Args:
+        node: The GatedAdd.
+        x: [..., size].
+        y: As ``x``.
+        gate: [..., 1].
+        weight: See `gated_add`.
+    """
+    require(x.rank >= 1, "X is a scalar")
+    require_shape("Y", y, x.shape, "that of X")
+    if weight is None:
+        require_shape("gate", gate, (*x.shape[:-1], 1), "a number for each row")
+
+
+@function("GatedAdd", "X, Y, gate, gate_weight? -> output", requires=gated_add_operands)
+def gated_add(call: Call) -> Results:
+    """Add rows times their gates; only CUDA computes the gates, by ``gate_weight``."""
+    x, y, gate, weight = call.inputs
+    if weight is not None:
+        raise call.unsupported("gate_weight")
+    return [call.Add(x, call.Mul(y, gate))]
+
+
+def scaled_silu_operands(node: Node, x: Tensor, scale: Tensor | None = None) -> None:
+    """Raise ShapeError unless the scale is a scalar."""
+    require_shape("scale", scale, (), "one number")
+
+
+@function("ScaledSiLU", "X, scale? -> Y", requires=scaled_silu_operands, alpha=1.0)
+def scaled_silu(call: Call) -> Results:
+    """SiLU of a scaled input."""
+    x, scale = call.inputs
+    assert x is not None, "a required input"
+    dtype = call.dtype(x)
+    # The product is rounded to the input's dtype before SiLU, as ONNX Runtime's is.
+    factor: Any = call.attribute("alpha") if scale is None else call.cast(scale, "float32")
+    scaled = call.cast(call.Mul(call.cast(x, "float32"), factor), dtype)
+    return [call.Swish(scaled)]
+
+
 # Normalization
+
+
+def branchwise_operands(node: Node, x: Tensor, scale: Tensor | None = None) -> None:
+    """Raise ShapeError unless rows are whole branches, and the scale is that of one or of all.
+
+    Args:
+        node: The BranchwiseRMSNorm.
+        x: [..., branches, size]; with ``num_branches`` [..., branches * size].
+        scale: [branches * size], [branches, size] or [size].
+    """
+    branches = require_whole_number(node, "num_branches", 0, least=0)
+    require(x.rank >= (1 if branches else 2), "X of shape {} has no branches", list(x.shape))
+    size = x.shape[-1]
+    if branches:
+        require(size % branches == 0, "rows of {} are no {} branches", size, branches)
+        size //= branches
+    else:
+        branches = x.shape[-2]
+    if scale is not None and scale.shape not in ((branches * size,), (branches, size)):
+        require_shape("scale", scale, (size,), "one for each element of a branch, or of all")
+
+
+@function(
+    "BranchwiseRMSNorm",
+    "X, scale? -> Y",
+    requires=branchwise_operands,
+    epsilon=1e-5,
+    num_branches=0,
+)
+def branchwise_rms_norm(call: Call) -> Results:
+    """RMS normalization of the branches of a row, in float32."""
+    x, scale = call.inputs
+    assert x is not None, "a required input"
+    branches, wide = call.attribute("num_branches"), call.cast(x, "float32")
+    if branches:
+        row = call.shape(x)[-1]
+        # Reshape cannot compute a size (-1) if another dimension is empty.
+        size = row // branches if isinstance(row, int) else -1
+        parts = call.constant([branches, size], "int64")
+        wide = call.Reshape(wide, call.Concat(call.Shape(x, end=-1), parts, axis=0))
+    # The branches' factors differ, so they are no scale of the standard's operator.
+    ones = call.Expand(call.constant(1.0, "float32"), call.Shape(wide, start=-1))
+    made = call.RMSNormalization(wide, ones, axis=-1, epsilon=call.attribute("epsilon"))
+    if scale is not None:
+        factors = call.cast(scale, "float32")
+        if call.rank(factors) == 1 and call.shape(factors)[0] != call.shape(wide)[-1]:
+            factors = call.Reshape(factors, call.Shape(wide, start=-2))
+        made = call.Mul(made, factors)
+    if branches:
+        made = call.Reshape(made, call.Shape(x))
+    return [call.cast(made, call.dtype(x))]
 
 
 def _rms(

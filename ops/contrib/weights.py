@@ -171,6 +171,71 @@ def matmul_n_bits(call: Call) -> Results:
     return [product if bias is None else call.Add(product, bias, requires="one_row")]
 
 
+# The numbers that codes of four bits stand for, by ``quant_type``: FP4, whose eight numbers follow
+# with the other sign, and NF4, quantiles of the normal distribution (Dettmers et al., "QLoRA",
+# 2023).
+_FP4 = (0.0, 0.0052083333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+_NF4 = (
+    -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+)  # fmt: skip
+
+
+def matmul_bnb4_operands(node: Node, a: Tensor, packed_weights: Tensor, scales: Tensor) -> None:
+    """Raise ShapeError unless weights and scales have the sizes of N and K.
+
+    Args:
+        node: The MatMulBnb4: ``N``, ``K``, ``block_size``, ``quant_type``.
+        a: Rows of K elements; of N with ``transB`` 0.
+        packed_weights: uint8 ``[(N * K + 1) / 2]``.
+        scales: ``absmax``, one for each block.
+    """
+    width, rows, depth = (int(node.attrs[name]) for name in ("block_size", "N", "K"))
+    require_blocks(width)
+    for name, count in (("N", rows), ("K", depth)):
+        require(1 <= count <= _MAX_SIZE, "{} is {}, outside [1, {}]", name, count, _MAX_SIZE)
+    require(node.attrs["quant_type"] in (0, 1), "quant_type is {}", node.attrs["quant_type"])
+    require_dtype("B", packed_weights, "uint8")
+    require_shape("B", packed_weights, (-(-rows * depth // 2),), "two numbers in a byte")
+    require_shape("absmax", scales, (-(-rows * depth // width),), "one for each block")
+    require_dtype("absmax", scales, a.dtype)
+    terms = depth if node.attrs.get("transB", 1) else rows
+    require(a.rank >= 1 and a.shape[-1] == terms, "A of shape {} for {} terms", a.shape, terms)
+
+
+@function(
+    "MatMulBnb4",
+    "A, B, absmax -> Y",
+    requires=matmul_bnb4_operands,
+    K="int!",
+    N="int!",
+    block_size="int!",
+    quant_type="int!",
+    training_mode=0,
+    transB=1,
+)
+def matmul_bnb4(call: Call) -> Results:
+    """Multiply by a matrix of weights that bitsandbytes has quantized."""
+    a, packed_weights, scales = call.inputs
+    assert a is not None, "a required input"
+    rows, depth, width = (call.attribute(name) for name in ("N", "K", "block_size"))
+    numbers = _NF4 if call.attribute("quant_type") else (*_FP4, *(-number for number in _FP4))
+    # The first of two numbers has the high bits.
+    high = call.Div(packed_weights, call.constant(16, "uint8"))
+    low = call.BitwiseAnd(packed_weights, call.constant(15, "uint8"))
+    codes = call.Concat(*(call.Unsqueeze(x, axes(call, 1)) for x in (high, low)), axis=1)
+    codes = call.cast(call.Reshape(codes, axes(call, -1)), "int32")
+    table = call.constant(np.array(numbers, np.float32), call.dtype(a))
+    block_of = call.constant(np.arange(rows * depth) // width, "int64")
+    values = call.Gather(table, _first_columns(call, codes, rows * depth))
+    matrix: Any = call.Reshape(
+        call.Mul(values, call.Gather(scales, block_of)), axes(call, rows, depth)
+    )
+    if call.attribute("transB"):
+        matrix = call.Transpose(matrix, perm=(1, 0))
+    return [call.MatMul(a, matrix)]
+
+
 def block_numbers(packed: Array, bits: int) -> Array:
     """Return the numbers of ``bits`` bits in the bytes of rows, low bits first, as uint8.
 

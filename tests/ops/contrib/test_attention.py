@@ -219,3 +219,38 @@ def test_no_batches_of_a_decoder(normalized: bool) -> None:
     expected = [normal(0, S, 4 * D), cache, cache]
     form: dict[str, Any] = {"num_heads": 4, "kv_num_heads": 2, "outputs": [True] * 3}
     check("GroupQueryAttention", inputs, expected=expected, devices=["REFERENCE"], **form)
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("sections", [[2, 1, 1], [0, 0, 4], [1, 3, 0]])
+@pytest.mark.parametrize("form", ["rows", "heads", "part"])
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_multimodal_rotary(form: str, sections: list[int], layout: int, interleaved: int) -> None:
+    rng = np.random.default_rng(0)
+    shape = {"rows": (2, 5, 24), "heads": (2, 3, 5, 8), "part": (2, 5, 36)}[form]
+    angles = rng.random((9, 4))
+    tables = [f(angles).astype(np.float32) for f in (np.cos, np.sin)]
+    positions = rng.integers(0, 9, (3, 2, 5))
+    more: dict[str, Any] = {"num_heads": 3} if form == "rows" else {}
+    if form == "part":
+        more = {"num_heads": 3, "rotary_embedding_dim": 8}
+    check(
+        "MRotaryEmbedding", [rng.standard_normal(shape).astype(np.float32), positions, *tables],
+        mrope_section=sections, mrope_layout=layout, interleaved=interleaved, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+@pytest.mark.parametrize("wrong", [-1, 9])
+def test_multimodal_positions_outside_of_the_table(wrong: int, device: str) -> None:
+    x, angles = np.ones((2, 5, 24), np.float32), np.ones((9, 4), np.float32)
+    positions = np.zeros((3, 2, 5), np.int64)
+    inputs = [x, positions, angles, angles]
+    graph = sg.load(
+        node_model("MRotaryEmbedding", inputs, mrope_section=[2, 1, 1], num_heads=3, symbolic=True)
+    )
+    compiled = sg.compile_model(graph, device)
+    compiled(inputs)
+    positions[2, 1, 4] = wrong
+    with pytest.raises(sg.ShapeError, match="outside"):
+        compiled(inputs)

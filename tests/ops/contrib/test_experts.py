@@ -149,3 +149,25 @@ def test_what_does_not_fit_is_an_error(change: dict[str, Any], words: str) -> No
     router = sg.input("router", change.pop("router", (_ROWS, _EXPERTS)))
     with pytest.raises(sg.ShapeError, match=words):
         ops.MoE(x, router, *_floats(doubled=False, bias=True), **change)
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (2, 3, 8)])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"top_k": 2},
+        {"top_k": 2, "n_group": 4, "topk_group": 2, "group_topk": 1},
+        {"top_k": 3, "n_group": 2, "topk_group": 1, "router_sentinel": -1.0},
+        {"top_k": 5, "n_group": 4, "topk_group": 2, "group_topk": 9},
+    ],
+)
+def test_group_router(form: dict[str, Any], shape: tuple[int, ...]) -> None:
+    check("MoEGroupRouter", [_random(*shape, seed=0), _random(8, seed=1, scale=0.1)], **form)
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_full_scores_of_the_router(projected: bool) -> None:
+    rows = _random(7, 256 if projected else 8, seed=0, scale=0.1)
+    weights = _random(8, 256, seed=2) if projected else None
+    inputs = [rows, _random(8, seed=1), weights]
+    check("MoEGroupRouter", inputs, outputs=(False, True, True), rtol=1e-4, top_k=2)

@@ -343,3 +343,32 @@ def test_what_nobody_defines_is_named() -> None:
     graph = sg.load(node_model("BeamSearch", [normal(2, 3)]))
     with pytest.raises(sg.UnsupportedOpError, match=r"'node'.*com\.microsoft\.BeamSearch"):
         sg.compile_model(graph)(x0=normal(2, 3))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gated_add_and_scaled_silu(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y, gate = (rng.standard_normal((2, 5, n)).astype(dtype) for n in (4, 4, 1))
+    rounded = 1e-5 if dtype == "float32" else 2e-3
+    check("GatedAdd", [x, y, gate], rtol=rounded, atol=rounded)
+    check("ScaledSiLU", [x], rtol=rounded, atol=rounded, alpha=0.3)
+    check("ScaledSiLU", [x, np.array(2.5, np.float32)], rtol=rounded, atol=rounded, alpha=0.3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("scale", [(4,), (3, 4), (12,), None])
+@pytest.mark.parametrize("flat", [True, False])
+def test_branchwise_norm(flat: bool, scale: tuple[int, ...] | None, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 5, 12) if flat else (2, 5, 3, 4)).astype(dtype)
+    factors = None if scale is None else rng.standard_normal(scale).astype(dtype)
+    rounded = 1e-5 if dtype == "float32" else 2e-3
+    form: dict[str, Any] = {"num_branches": 3} if flat else {}
+    check("BranchwiseRMSNorm", [x, factors], rtol=rounded, atol=rounded, epsilon=1e-3, **form)
+
+
+@pytest.mark.parametrize(
+    "form", [{"dim": 1, "size": 4, "step": 2}, {"size": 2}, {"dim": -3, "size": 2}]
+)
+def test_unfold_tensor(form: dict[str, int]) -> None:
+    check("UnfoldTensor", [np.arange(2 * 9 * 3, dtype=np.float32).reshape(2, 9, 3)], **form)

@@ -94,3 +94,18 @@ def test_rows_of_a_table(bits: int, zero: bool, indices: tuple[int, ...]) -> Non
     inputs = [packed.reshape(20, -1), rows, scales, zeros if zero else None]
     form: dict[str, Any] = {"bits": bits, "block_size": 16, "constants": [0, 2, 3]}
     check("GatherBlockQuantized", inputs, **form)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("rows", "depth", "width"), [(6, 32, 16), (5, 21, 64), (3, 3, 16)])
+def test_matmul_bnb4(rows: int, depth: int, width: int, kind: int) -> None:
+    rng = np.random.default_rng(0)
+    packed = rng.integers(0, 256, -(-rows * depth // 2)).astype(np.uint8)
+    scales = rng.random(-(-rows * depth // width)).astype(np.float32)
+    sizes: dict[str, Any] = {"K": depth, "N": rows, "block_size": width, "quant_type": kind}
+    a = np.stack([np.eye(depth), rng.standard_normal((depth, depth))]).astype(np.float32)
+    transposed = check("MatMulBnb4", [a, packed, scales], constants=[1, 2], **sizes)[0][0]
+    # ONNX Runtime's CPU kernel does not do what its documentation says about transB=0.
+    a = rng.standard_normal((2, rows)).astype(np.float32)
+    inputs, expected = [a, packed, scales], [a @ transposed.T]
+    check("MatMulBnb4", inputs, constants=[1, 2], expected=expected, transB=0, **sizes)
