@@ -55,6 +55,33 @@ class BlockwiseProductArguments(BlockwiseArguments):
     depth: int
 
 
+class BlockwiseGroupsArguments(BlockwiseProductArguments):
+    """Arguments of `grouped_rows`: each row is multiplied by one of several matrices.
+
+    A work unit is a block of panels of one matrix, for all rows that use it. There is no bias.
+
+    Attributes:
+        indices: For each row the number of its matrix; negative ones count from the end.
+        matrices: Number of matrices.
+        words_step: Bytes from the packed words of a matrix to those of the next.
+        numbers_step: Bytes from the scales, or zero points, of a matrix to those of the next.
+        block_panels: Panels of a unit.
+        block_rows: Rows that are copied together.
+        scratch: Memory of the first worker: for ``block_rows`` rows their numbers (int64), the rows
+            of ``a``, with bytes their factors; then the rows of a tile's result.
+        scratch_bytes: Bytes from a worker's memory to the next one's.
+    """
+
+    indices: Address
+    matrices: int
+    words_step: int
+    numbers_step: int
+    block_panels: int
+    block_rows: int
+    scratch: Address
+    scratch_bytes: int
+
+
 class QuantizeRowsArguments(KernelArguments):
     """Arguments of `quantize_rows`; a work unit is a block of a row.
 

@@ -13,12 +13,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Argument, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.matmul.cpu import emit_product
 from subgraph.ops.matmul.products import Matrix, Product, matrix
 from subgraph.ops.shared.tile_planning import (
@@ -34,6 +35,7 @@ from subgraph.system.large_pages import aligned_empty
 
 from .arguments import (
     NUMBER_BASE,
+    BlockwiseGroupsArguments,
     BlockwiseProductArguments,
     QuantizeRowsArguments,
     UnpackPanelsArguments,
@@ -44,6 +46,8 @@ from .weights import block_numbers
 # the same beside matrix tiles; None: always (measured: 4096 x 4096 weights of 4 bits).
 _MOST_FEW_ROWS, _MOST_ROWS_OF_BYTES = (32, 8), (None, 64)
 _LEVEL_OF_BYTES = 4  # ``accuracy_level`` of MatMulNBits
+# Rows of a matrix that a grouped product copies together, and panels of a work unit (estimates).
+_GROUP_ROWS, _UNIT_PANELS = 64, 12
 _VECTORS = 2  # of a panel: two sums at a time hide the latency of a multiplication
 
 
@@ -108,6 +112,15 @@ class _Form:
         """Return numbers of the blocks, ``[columns * blocks]``, as panels."""
         return self.packed(scales.reshape(self.columns, self.blocks))
 
+    def stack(self, make: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        """Return ``make`` for each matrix of a stack, one after the other."""
+        return lambda matrices: np.concatenate([make(matrix) for matrix in matrices])
+
+    @property
+    def padded(self) -> int:
+        """Columns, and those that fill the last vector."""
+        return round_up(self.columns, self.lanes)
+
     def bias(self, row: Array) -> Array:
         """Return a number for each column, padded to whole vectors."""
         return self.packed(row.reshape(-1, 1))
@@ -163,6 +176,72 @@ def _weights(low: Lowering, form: _Form) -> dict[str, Any]:
     }
 
 
+@lowering("FusedGroupedMatMulNBits", domain=INTERNAL_DOMAIN, dtypes=("float32",))
+def grouped_matmul_n_bits(node: Node, low: Lowering) -> None:
+    """Lower FusedGroupedMatMulNBits: each vector is multiplied by the matrix of its index."""
+    x, indices, weights, scales = (low.input(k) for k in range(4))
+    zeros, y = low.optional(4), low.output()
+    rows = indices.size
+    bits, block, columns, depth = (
+        int(node.attrs[name]) for name in ("bits", "block_size", "N", "K")
+    )
+    if indices.known is not None or x.size != rows * depth or y.size != rows * columns:
+        raise Unsupported("a grouped product with constant indices, or of vectors that broadcast")
+    if not y.size:
+        return
+    matrices = weights.shape[0]
+    emit_range_check(low, indices, "indices", -matrices, matrices - 1)
+    form = _Form(bits, block, depth, columns, host.lanes("float32"), _VECTORS)
+    bytes_ = int(node.attrs.get("accuracy_level", 0)) == _LEVEL_OF_BYTES
+    left, factors = _emit_bytes(low, form, rows) if bytes_ else (x, 0)
+
+    def weight(name: str, make: Callable[[Array], Array], operand: Operand) -> Argument:
+        return low.weight(form.recipe(f"blockwise stack {name}"), form.stack(make), operand)
+
+    words = depth * bits // 32
+    mr = _most_rows()
+    group, item = min(rows, _GROUP_ROWS), 1 if bytes_ else 4
+    size = group * (8 + depth * item + (8 * form.blocks if bytes_ else 0))
+    panels = min(form.panels, _UNIT_PANELS)
+    kernel = Kernel(
+        "subgraph.ops.contrib.blockwise_kernels", "grouped_rows", bits=bits, lanes=form.lanes,
+        mr=mr, nv=form.nv, index=indices.dtype, of_bytes=bytes_,
+    )  # fmt: skip
+    arguments = BlockwiseGroupsArguments(
+        packed=weight("words", form.words, weights),
+        scales=weight("scales", form.numbers, scales),
+        zeros=0 if zeros is None else weight("zeros", form.zeros, zeros),
+        columns=columns,
+        blocks=form.blocks,
+        whole_words=words if form.blocks == 1 else block * bits // 32,
+        last_words=form.last_words,
+        a=left,
+        factors=factors,
+        y=y,
+        bias=0,
+        rows=rows,
+        depth=depth,
+        indices=indices,
+        matrices=matrices,
+        words_step=form.padded * words * 4,
+        numbers_step=form.padded * form.blocks * 4,
+        block_panels=panels,
+        block_rows=group,
+        **low.worker_scratch(round_up(size, 64) + mr * form.nv * form.lanes * 4),
+    )
+    units, products = matrices * -(-form.panels // panels), rows * depth * columns
+    moved = x.nbytes + y.nbytes + min(matrices, rows) * depth * columns * bits // 8
+    low.emit(
+        kernel, arguments, units, grain=grain(units, 2 * products + moved), flops=2 * products,
+        bytes=moved,
+    )  # fmt: skip
+
+
+def _most_rows() -> int:
+    """Return the most rows of a tile: sums and totals of two vectors each stay in registers."""
+    return 4 if host.has_32_registers() else 1
+
+
 def _emit_few_rows(
     low: Lowering, form: _Form, rows: int, bias: Operand | None, bytes_: bool
 ) -> None:
@@ -180,8 +259,7 @@ def _emit_few_rows(
     added: Argument = 0
     if bias is not None:
         added = low.weight(form.recipe("blockwise bias"), form.bias, bias)
-    # Sums and totals of four rows, of two vectors each, fit in 32 registers.
-    mr = 4 if host.has_32_registers() else 1
+    mr = _most_rows()
     kernel = Kernel(
         "subgraph.ops.contrib.blockwise_kernels", "few_rows_of_bytes" if bytes_ else "few_rows",
         bits=form.bits, lanes=form.lanes, mr=mr, nv=form.nv,

@@ -13,18 +13,20 @@ from typing import Any
 from llvmlite import ir
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.dot import emit_dot4
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, f32_to_bf16, load_at, splat_value, store_at
 from subgraph.engine.codegen.matrix_registers import REGISTER_BYTES
-from subgraph.engine.codegen.simd import ld_i8, memset, st_f32, st_i8, vec
+from subgraph.engine.codegen.simd import ld, ld_i8, memcpy, memset, st, st_f32, st_i8, vec
 from subgraph.engine.codegen.tile import size_switch, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 
 from .arguments import (
     NUMBER_BASE,
     BlockwiseArguments,
+    BlockwiseGroupsArguments,
     BlockwiseProductArguments,
     BlockwiseTileBlock,
     QuantizeRowsArguments,
@@ -151,13 +153,31 @@ class _Panel:
 def few_rows(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     """Return the kernel of `BlockwiseProductArguments`: each weight is unpacked for ``mr`` rows.
 
-    The sum of a block is scaled, so that a scale is multiplied once for each block.
+    Args:
+        bits: Bits of a number.
+        lanes: Elements of a vector.
+        mr: Most rows of a tile.
+        nv: Vectors of a panel.
+    """
+    return _product_kernel(bits, lanes, mr, nv, of_bytes=False)
+
+
+def few_rows_of_bytes(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+    """Return the kernel of `BlockwiseProductArguments` with rows of bytes; see `quantize_rows`.
 
     Args:
         bits: Bits of a number.
         lanes: Elements of a vector.
         mr: Most rows of a tile.
         nv: Vectors of a panel.
+    """
+    return _product_kernel(bits, lanes, mr, nv, of_bytes=True)
+
+
+def _float_tile(bits: int) -> Any:
+    """Return the emitter of a product's tile; see `size_switch`.
+
+    The sum of a block is scaled, so that a scale is multiplied once for each block.
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:
@@ -191,20 +211,14 @@ def few_rows(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         panel.numbers(word, begin, end)
         _store(panel, rows, totals)
 
-    return _product_kernel(f"blockwise_{bits}", lanes, mr, nv, emit, 4)
+    return emit
 
 
-def few_rows_of_bytes(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the kernel of `BlockwiseProductArguments` with rows of bytes; see `quantize_rows`.
+def _byte_tile(bits: int) -> Any:
+    """Return the emitter of a tile of a product with rows of bytes.
 
     Sums of products of integers are exact. With a row's x in a block = ``s * q``, and weights
     ``w * (n - z)``: ``sum x * weight = s * w * (sum q * n - z * sum q)``.
-
-    Args:
-        bits: Bits of a number.
-        lanes: Elements of a vector.
-        mr: Most rows of a tile.
-        nv: Vectors of a panel.
     """
     per_byte = 8 // bits
 
@@ -229,7 +243,7 @@ def few_rows_of_bytes(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..
                 numbers = [b.and_(panel.shifted(one, k), mask) for one in words]
                 for i in range(rows):
                     four = load_at(b, b.add(b.add(at, a_row[i]), I64(4 * k)), I32, 4)
-                    left = splat_value(b, four, lanes)
+                    left = splat_value(b, four, e.lanes)
                     for j in range(vectors):
                         e.put(sums[i, j], emit_dot4(b, e.get(sums[i, j]), numbers[j], left))
             e.step(a, I64(4 * per_byte))
@@ -251,7 +265,7 @@ def few_rows_of_bytes(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..
         panel.numbers(word, begin, end)
         _store(panel, rows, totals)
 
-    return _product_kernel(f"blockwise_bytes_{bits}", lanes, mr, nv, emit, 1)
+    return emit
 
 
 def _store(panel: _Panel, rows: int, totals: Mapping[tuple[int, int], Any]) -> None:
@@ -270,28 +284,21 @@ def _store(panel: _Panel, rows: int, totals: Mapping[tuple[int, int], Any]) -> N
             e.store(e.get(totals[i, j]), to, mask if j == last else None)
 
 
-def _product_kernel(
-    name: str,
-    lanes: int,
-    mr: int,
-    nv: int,
-    emit: Callable[[Emit, Any, int, int, Any], None],
-    item: int,
-) -> Callable[..., None]:
-    """Return the kernel of `BlockwiseProductArguments` over tiles.
-
-    Args:
-        name: Stem of the tiles' names.
-        lanes: Elements of a vector.
-        mr: Most rows of a tile.
-        nv: Vectors of a panel.
-        emit: Emits a tile; see `size_switch`.
-        item: Bytes of an element of the left side.
-    """
-    arguments = view_of(BlockwiseProductArguments)
-    width = lanes * nv
+def _tiles(bits: int, lanes: int, mr: int, nv: int, of_bytes: bool) -> Any:
+    """Return the tiles of a product: ``f(block, rows, vectors, 0)``."""
     sizes = [(rows, v) for v in range(1, nv + 1) for rows in range(1, mr + 1)]
-    tiles = size_switch(name, "float32", lanes, sizes, emit)
+    name = f"blockwise_bytes_{bits}" if of_bytes else f"blockwise_{bits}"
+    emit = _byte_tile(bits) if of_bytes else _float_tile(bits)
+    return size_switch(name, "float32", lanes, sizes, emit)
+
+
+def _product_kernel(
+    bits: int, lanes: int, mr: int, nv: int, *, of_bytes: bool
+) -> Callable[..., None]:
+    """Return the kernel of `BlockwiseProductArguments` over tiles; see `few_rows`."""
+    arguments = view_of(BlockwiseProductArguments)
+    width, item = lanes * nv, 1 if of_bytes else 4
+    tiles = _tiles(bits, lanes, mr, nv, of_bytes)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -307,6 +314,85 @@ def _product_kernel(
                 t.factors = a.factors + row * t.factors_row
                 t.c = a.y + 4 * (row * a.columns + first)
                 tiles(t, min(mr, a.rows - row), vectors, 0)
+
+    return kernel
+
+
+def grouped_rows(
+    *, bits: int, lanes: int, mr: int, nv: int, index: str, of_bytes: bool
+) -> Callable[..., None]:
+    """Return the kernel of `BlockwiseGroupsArguments`: a row is multiplied by the matrix it names.
+
+    The rows of a matrix are copied together, so that each weight is unpacked for ``mr`` of them.
+
+    Args:
+        bits: Bits of a number.
+        lanes: Elements of a vector.
+        mr: Most rows of a tile.
+        nv: Vectors of a panel.
+        index: Dtype of the indices.
+        of_bytes: The rows are bytes of `quantize_rows`.
+    """
+    arguments = view_of(BlockwiseGroupsArguments)
+    width, item, item_index = lanes * nv, 1 if of_bytes else 4, item_bytes(index)
+    tiles = _tiles(bits, lanes, mr, nv, of_bytes)
+    load_index, load_place, store_place = ld(index), ld("int64"), st("int64")
+
+    @register_jitable
+    def multiply(
+        a: BlockwiseGroupsArguments, t: BlockwiseTileBlock, unit: int, scratch: int, rows: int
+    ) -> None:
+        """Multiply the rows in scratch, and write the columns of the unit to their rows of y."""
+        panels = (a.columns + width - 1) // width
+        blocks = (panels + a.block_panels - 1) // a.block_panels
+        matrix, first_panel = unit // blocks, unit % blocks * a.block_panels
+        taken = scratch + a.block_rows * 8
+        factors = taken + a.block_rows * t.a_row
+        made = factors + (a.block_rows * t.factors_row if of_bytes else 0)
+        for panel in range(first_panel, min(panels, first_panel + a.block_panels)):
+            vectors = _set_panel(a, t, panel, width, lanes)
+            t.packed += matrix * a.words_step
+            t.scales += matrix * a.numbers_step
+            if t.zeros != 0:
+                t.zeros += matrix * a.numbers_step
+            count = min(width, a.columns - panel * width)
+            for row in range(0, rows, mr):
+                t.a = taken + row * t.a_row
+                t.factors = factors + row * t.factors_row
+                t.c = made
+                high = min(mr, rows - row)
+                tiles(t, high, vectors, 0)
+                for i in range(high):
+                    place = load_place(scratch + (row + i) * 8)
+                    to = a.y + 4 * (place * a.columns + panel * width)
+                    memcpy(to, made + i * t.c_row, 4 * count)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        t = _tile_block()
+        t.a_row = item * a.depth
+        t.factors_row = 8 * a.blocks
+        t.c_row = 4 * width
+        t.bias = 0
+        panels = (a.columns + width - 1) // width
+        blocks = (panels + a.block_panels - 1) // a.block_panels
+        scratch = a.scratch + worker * a.scratch_bytes
+        taken = scratch + a.block_rows * 8
+        factors = taken + a.block_rows * t.a_row
+        for unit in range(begin, end):
+            matrix, rows = unit // blocks, 0
+            for row in range(a.rows):
+                chosen = load_index(a.indices + row * item_index)
+                if chosen == matrix or chosen + a.matrices == matrix:
+                    memcpy(taken + rows * t.a_row, a.a + row * t.a_row, t.a_row)
+                    if of_bytes:
+                        own = a.factors + row * t.factors_row
+                        memcpy(factors + rows * t.factors_row, own, t.factors_row)
+                    store_place(scratch + rows * 8, row)
+                    rows += 1
+                if rows == a.block_rows or (rows > 0 and row == a.rows - 1):
+                    multiply(a, t, unit, scratch, rows)
+                    rows = 0
 
     return kernel
 

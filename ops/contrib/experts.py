@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
@@ -23,10 +24,10 @@ from subgraph.operators.requirements import (
     require_shape,
     require_whole_number,
 )
-from subgraph.operators.schema import Attribute
+from subgraph.operators.schema import MICROSOFT, Attribute
 
 from .attention import axes
-from .weights import BITS, require_blocks, unpacked
+from .weights import BITS, LEAST_BLOCK, require_blocks, unpacked
 
 Results = Sequence[Value | None]
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
@@ -37,12 +38,30 @@ class _Layer:
     """A layer of all experts.
 
     Attributes:
-        weights: ``[experts, outputs, inputs]``.
+        weights: ``[experts, outputs, inputs]``, or packed numbers of ``bits`` bits along the last
+            axis, uint8.
         bias: ``[experts, outputs]``, or None.
+        bits: Bits of a packed number; 0: the weights are floats.
+        block: Inputs that share a scale.
+        scales: ``[experts, outputs, blocks]``.
+        zeros: Zero points ``[experts, outputs, bytes of the blocks]``, or None.
     """
 
     weights: Any
     bias: Any
+    bits: int = 0
+    block: int = 0
+    scales: Any = None
+    zeros: Any = None
+
+    def of(self, call: Call, experts: Any) -> Any:
+        """Return the matrix of each of ``experts``."""
+        if not self.bits:
+            return call.Gather(self.weights, experts, axis=0)
+        return call.GatherBlockQuantized(
+            self.weights, experts, self.scales, self.zeros, domain=MICROSOFT, bits=self.bits,
+            block_size=self.block, gather_axis=0, quantize_axis=2,
+        )  # fmt: skip
 
 
 def _routed(call: Call, router: Any, mixing: Any, *, of_chosen: bool) -> tuple[Any, Any]:
@@ -72,7 +91,7 @@ def _routed(call: Call, router: Any, mixing: Any, *, of_chosen: bool) -> tuple[A
 
 def _layer(call: Call, layer: _Layer, experts: Any, columns: Any) -> Any:
     """Return the layer of each row's expert, of columns ``[rows, inputs, 1]``."""
-    product = call.MatMul(call.Gather(layer.weights, experts, axis=0), columns)
+    product = call.MatMul(layer.of(call, experts), columns)
     if layer.bias is None:
         return product
     bias = call.Unsqueeze(call.Gather(layer.bias, experts, axis=0), axes(call, -1))
@@ -311,8 +330,8 @@ def weight_bits(node: Node, layer: str) -> int:
     return int(node.attrs.get("expert_weight_bits", 4) if bits is None else bits)
 
 
-def _dequantized(call: Call, name: str) -> _Layer | None:
-    """Return layer ``"fc1"`` to ``"fc3"`` with weights as floats; None if there is none."""
+def _quantized(call: Call, name: str) -> _Layer | None:
+    """Return layer ``"fc1"`` to ``"fc3"`` with packed weights; None if there is none."""
     packed: Any = call.input(f"{name}_experts_weights")
     scales: Any = call.input(f"{name}_scales")
     zeros: Any = call.input(f"{name}_zero_points")
@@ -323,23 +342,28 @@ def _dequantized(call: Call, name: str) -> _Layer | None:
     bits, dtype = weight_bits(call.node, name), call.dtype(x)
     if bits not in BITS:
         raise call.unsupported(f"weights of {bits} bits")
-    numbers = call.cast(unpacked(call, packed, bits), dtype)
-    experts, outputs, inputs = (call.size(numbers, axis) for axis in range(3))
-    width = int(call.attribute("block_size") or 0)
-    width = width if width > 0 else inputs
-    blocks = inputs // width
-    parts = call.Reshape(numbers, axes(call, experts, outputs, blocks, width))
-    factors = call.Reshape(call.cast(scales, dtype), axes(call, experts, outputs, blocks, 1))
-    centre: Any = float(1 << (bits - 1))
-    if zeros is not None:
-        points = call.cast(unpacked(call, zeros, bits), dtype)
-        # Packed numbers may end with padding.
-        last = blocks if call.rank(zeros) == 3 else outputs
-        points = call.Slice(points, axes(call, 0), axes(call, last), axes(call, -1))
-        centre = call.Reshape(points, axes(call, experts, outputs, blocks, 1))
-    weights = call.Mul(call.Sub(parts, centre), factors)
+    experts, outputs, inputs = (call.size(packed, axis) for axis in range(3))
+    inputs *= 8 // bits
+    block = int(call.attribute("block_size") or 0)
+    if block <= 0:
+        # A scale for each row: a block as long as a row, or longer, of a size that is supported.
+        block = max(LEAST_BLOCK, 1 << (inputs - 1).bit_length())
+        scales = call.Unsqueeze(scales, axes(call, -1))
+        if zeros is not None:
+            # A byte for each row, whose low bits are the number.
+            points = unpacked(call, zeros, bits)
+            points = call.Slice(points, axes(call, 0), axes(call, outputs), axes(call, -1))
+            zeros = call.Reshape(points, axes(call, experts, outputs, 1))
     bias = call.input(f"{name}_experts_bias")
-    return _Layer(call.Reshape(weights, axes(call, experts, outputs, inputs)), bias)
+    return _Layer(packed, bias, bits, block, call.cast(scales, dtype), zeros)
+
+
+def _as_floats(call: Call, layer: _Layer | None) -> _Layer | None:
+    """Return a layer with weights of the input's dtype, which are computed once."""
+    if layer is None:
+        return None
+    experts = call.constant(np.arange(call.size(layer.weights, 0)), "int64")
+    return _Layer(layer.of(call, experts), layer.bias)
 
 
 @function(
@@ -368,7 +392,11 @@ def qmoe(call: Call) -> Results:
         raise call.unsupported(f"quant_type={kind!r}, or scales of such weights")
     if call.attribute("weights_prepacked") == 1:
         raise call.unsupported("weights_prepacked=1")
-    first, second, third = (_dequantized(call, name) for name in ("fc1", "fc2", "fc3"))
+    layers = [_quantized(call, name) for name in ("fc1", "fc2", "fc3")]
+    x = call.inputs[0]
+    if x is not None and call.dtype(x) != "float32":  # kernels of packed weights are for float32
+        layers = [_as_floats(call, layer) for layer in layers]
+    first, second, third = layers
     assert first is not None, "a required input"
     assert second is not None, "a required input"
     routed = _routed(call, call.inputs[1], call.input("router_weights"), of_chosen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
 from subgraph.operators.requirements import (
@@ -141,7 +139,8 @@ def unfold_tensor(call: Call) -> Results:
     assert x is not None, "a required input"
     rank = call.rank(x)
     axis, size = call.attribute("dim") % rank, call.attribute("size")
-    starts = np.arange(0, call.size(x, axis) - size + 1, call.attribute("step"))
-    slices = call.Gather(x, call.constant(starts[:, None] + np.arange(size), "int64"), axis=axis)
+    starts = range(0, call.size(x, axis) - size + 1, call.attribute("step"))
+    places = [[start + k for k in range(size)] for start in starts]
+    slices = call.Gather(x, call.constant(places, "int64"), axis=axis)
     last = *range(axis + 1), *range(axis + 2, rank + 1), axis + 1
     return [call.Transpose(slices, perm=last)]

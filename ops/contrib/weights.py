@@ -61,12 +61,13 @@ def _first_columns(call: Call, x: Any, count: int) -> Any:
 # can address (estimate).
 _MAX_SIZE = 1 << 24
 BITS = (2, 4, 8)
+LEAST_BLOCK = 16
 
 
 def require_blocks(width: int) -> None:
     """Require a block size that ONNX Runtime supports: a power of two, at least 16."""
     require(
-        width >= 16 and width & (width - 1) == 0 and width <= _MAX_SIZE,
+        width >= LEAST_BLOCK and width & (width - 1) == 0 and width <= _MAX_SIZE,
         "block_size is {}; it is a power of two from 16 on",
         width,
     )
@@ -280,7 +281,7 @@ def _fused_product(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     zeros, _, bias = [*inputs[3:], None, None, None][:3]
     width, rows, depth, bits = (int(node.attrs[k]) for k in ("block_size", "N", "K", "bits"))
     blocks = -(-depth // width)
-    numbers = block_numbers(packed_weights.reshape(rows, -1), bits).reshape(rows, blocks, width)
+    numbers = block_numbers(packed_weights.reshape(rows, -1), bits).reshape(rows, blocks, -1)
     centre: Any = np.float32(1 << (bits - 1))
     if zeros is not None:
         centre = block_numbers(zeros.reshape(rows, -1), bits)[:, :blocks, None].astype(np.float32)
@@ -297,6 +298,66 @@ declare(
     requires=_fused_operands,
     infer=_fused_types,
     compute=_fused_product,
+)
+
+
+def _grouped_operands(
+    node: Node, x: Tensor, indices: Tensor, packed_weights: Tensor, scales: Tensor,
+    zeros: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless vectors, matrices, scales and zero points fit.
+
+    FusedGroupedMatMulNBits is ``W[i] @ x`` for columns x and matrices W of few bits, ``[E, N, K]``.
+
+    Args:
+        node: The FusedGroupedMatMulNBits: ``N``, ``K``, ``bits``, ``block_size``.
+        x: [B, K, 1].
+        indices: Numbers of matrices, [B].
+        packed_weights: [E, N, K * bits / 8], uint8.
+        scales: [E, N, blocks].
+        zeros: [E, N, bytes of the blocks], uint8.
+    """
+    width, rows, depth, bits = (int(node.attrs[k]) for k in ("block_size", "N", "K", "bits"))
+    require_rank("weights", packed_weights, 3)
+    blocks, experts = -(-depth // width), packed_weights.shape[0]
+    require_dtype("indices", indices, "int32", "int64")
+    require_rank("indices", indices, 1)
+    require_shape("x", x, (indices.shape[0], depth, 1), "a vector for each index")
+    require_dtype("weights", packed_weights, "uint8")
+    require_shape("weights", packed_weights, (experts, rows, depth * bits // 8), "of each matrix")
+    require_shape("scales", scales, (experts, rows, blocks), "one for each block")
+    require_dtype("zero_points", zeros, "uint8")
+    packed = (experts, rows, -(-blocks * bits // 8))
+    require_shape("zero_points", zeros, packed, "one for each block")
+
+
+def _grouped_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Infer the type of FusedGroupedMatMulNBits: a vector of N elements for each index."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [x]
+    return [TensorType(x.dtype, (x.shape[0], int(node.attrs["N"]), 1))]
+
+
+def _grouped_product(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the product of each vector and the dequantized matrix of its index."""
+    x, indices, packed_weights, scales = inputs[:4]
+    zeros = inputs[4] if len(inputs) > 4 else None
+    made = np.empty((len(x), int(node.attrs["N"]), 1), x.dtype)
+    for k, index in enumerate(indices):
+        point = None if zeros is None else zeros[index]
+        operands = [x[k].T, packed_weights[index], scales[index], point]
+        made[k] = _fused_product(node, operands)[0].T
+    return [made]
+
+
+# QMoE of float32 on CPU, whose kernels read weights as they are packed.
+declare(
+    "FusedGroupedMatMulNBits",
+    domain=INTERNAL_DOMAIN,
+    requires=_grouped_operands,
+    infer=_grouped_types,
+    compute=_grouped_product,
 )
 
 

@@ -1,10 +1,12 @@
 """The pass "BlockwiseProducts": products with weights of few bits for which the CPU has kernels.
 
-These are MatMulNBits, and MatMul of a DequantizeLinear of 4 bits in blocks, the form of the
-standard. Others become products with float weights, which are computed once.
+These are MatMulNBits, MatMul of a DequantizeLinear of 4 bits in blocks, the form of the standard,
+and the products of QMoE, whose weights an index chooses. Others become products with float weights.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,18 +15,21 @@ from subgraph.graph.types import ONNX_DTYPE
 from subgraph.operators.inference import part_metadata
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.passes.patterns import Context, dtype_of, is_op, part_of, produced_by, shape_of
+from subgraph.passes.simplify.constant_folding import ConstantsToParameters
+from subgraph.passes.simplify.expand_functions import expand_functions
 from subgraph.transform.pass_manager import register_pass
 
 _OPERANDS = 6  # A, B, scales, zero points, groups, bias
 # Not imported from ``ops/contrib``, which CPU loads only for models with its operators.
 _BITS = (2, 4, 8)
 _FOUR_BITS = ("int4", "uint4")
+_CHOICE = "GatherBlockQuantized", "com.microsoft"
 _LEAST_BLOCK = 16  # of MatMulNBits; larger ones are powers of two
 
 
 def is_blockwise(node: Node) -> bool:
     """Return whether the pass may replace a node, or the reader of its result."""
-    if _is_n_bits(node):
+    if node.domain == "com.microsoft" and node.op_type in ("MatMulNBits", "QMoE"):
         return True
     in_blocks = is_op(node, "DequantizeLinear") and node.attrs.get("block_size", 0)
     return bool(in_blocks) and dtype_of(node.inputs[0]) in _FOUR_BITS
@@ -34,10 +39,20 @@ def _is_n_bits(node: Node) -> bool:
     return (node.op_type, node.domain) == ("MatMulNBits", "com.microsoft")
 
 
-@register_pass("BlockwiseProducts", operators=("MatMulNBits", "DequantizeLinear"))
+def _is_experts(node: Node) -> bool:
+    return (node.op_type, node.domain) == ("QMoE", "com.microsoft")
+
+
+@register_pass("BlockwiseProducts", operators=("MatMulNBits", "QMoE", "DequantizeLinear"))
 def blockwise_products(graph: Graph) -> Graph:
     """Return a copy in which products with constant weights of few bits keep them packed."""
-    graph = graph.clone()
+    levels = {n.name: n.attrs.get("accuracy_level", 0) for n in graph.nodes if _is_experts(n)}
+    if levels:
+        # The context counts what is computed from parameters as weights, not what is computed from
+        # the constants of a body.
+        graph = ConstantsToParameters()(expand_functions(graph, only=("QMoE",)))
+    else:
+        graph = graph.clone()
     context = Context(graph)
     replaced: dict[Value, Value] = {}
     for node in graph.nodes:
@@ -45,7 +60,7 @@ def blockwise_products(graph: Graph) -> Graph:
         if _is_n_bits(node) and _fits(context, node):
             made = _fused(node, node.inputs, {"bits": 4, **node.attrs})
         elif is_op(node, "MatMul"):
-            made = _of_dequantized(context, node)
+            made = _of_dequantized(context, node) or _of_chosen(context, node, levels)
         if made is not None:
             made.inputs = tuple(v if v is None else replaced.get(v, v) for v in made.inputs)
             replaced[node.outputs[0]] = made.outputs[0]
@@ -53,10 +68,15 @@ def blockwise_products(graph: Graph) -> Graph:
     return graph
 
 
-def _fused(node: Node, inputs: tuple[Value | None, ...], attributes: dict[str, object]) -> Node:
+def _fused(
+    node: Node,
+    inputs: tuple[Value | None, ...],
+    attributes: Mapping[str, object],
+    op_type: str = "FusedMatMulNBits",
+) -> Node:
     """Return the node that computes the result of ``node`` from packed weights."""
     made = Node(
-        "FusedMatMulNBits",
+        op_type,
         inputs,
         name=node.name,
         domain=INTERNAL_DOMAIN,
@@ -129,6 +149,45 @@ def _of_dequantized(context: Context, node: Node) -> Node | None:
         points,
     )
     return _fused(node, operands, {"bits": 4, "block_size": block, "K": depth, "N": columns})
+
+
+def _of_chosen(context: Context, node: Node, levels: Mapping[str, int]) -> Node | None:
+    """Return the fused node of a product with matrices that an index chooses; None if it has none.
+
+    The matrices are those of a GatherBlockQuantized of the body of a QMoE, the vectors columns.
+
+    Args:
+        context: The graph.
+        node: The MatMul.
+        levels: The ``accuracy_level`` of each QMoE, by its name.
+    """
+    stack, x = node.inputs
+    gather = None if stack is None else stack.producer
+    if gather is None or (gather.op_type, gather.domain) != _CHOICE:
+        return None
+    weights, indices, scales, zeros = [*gather.inputs, None][:4]
+    sizes = [size for size in shape_of(weights) or () if isinstance(size, int)]
+    if len(sizes) != 3 or not all(sizes) or dtype_of(weights) != "uint8":
+        return None
+    axes = gather.attrs.get("gather_axis", 0), gather.attrs.get("quantize_axis", 1)
+    bits, block = int(gather.attrs.get("bits", 4)), int(gather.attrs.get("block_size", 128))
+    columns, depth = sizes[1], sizes[2] * 8 // bits
+    fits = (
+        axes == (0, 2)
+        and bits in _BITS
+        # The kernels read words of 32 bits, whose rows all exist.
+        and depth % (32 // bits) == 0
+        and (depth % block == 0 or depth < block)
+        and all(context.is_weight(v) for v in (weights, scales, zeros) if v is not None)
+        and len(shape_of(indices) or ()) == 1
+        and (shape_of(x) or ())[1:] == (depth, 1)
+        and dtype_of(x) == dtype_of(scales) == "float32"
+    )
+    if not fits:
+        return None
+    level = levels.get((node.metadata or {}).get("origin", ""), 0)
+    form = {"bits": bits, "block_size": block, "K": depth, "N": columns, "accuracy_level": level}
+    return _fused(node, (x, indices, weights, scales, zeros), form, "FusedGroupedMatMulNBits")
 
 
 def _packed(node: Node, numbers: Value | None, rows: int, columns: int) -> Value:

@@ -6,7 +6,7 @@ operators of ONNX Runtime by the bodies in ``ops/contrib``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 from subgraph.errors import ShapeError, UnsupportedOpError
@@ -20,12 +20,19 @@ from subgraph.transform.pass_manager import register_pass
 
 
 @register_pass("ExpandFunctions")
-def expand_functions(graph: Graph) -> Graph:
-    """Return a copy in which losses, windows, SwiGLU and others are expanded."""
+def expand_functions(graph: Graph, only: Collection[str] | None = None) -> Graph:
+    """Return a copy in which losses, windows, SwiGLU and others are expanded.
+
+    Args:
+        graph: The graph; it is not changed.
+        only: Names of the operators to expand; None: all.
+    """
     graph = graph.clone()
     while True:
         replaced: dict[Value, Value] = {}
         for node in graph.nodes:
+            if only is not None and node.op_type not in only:
+                continue
             if any(value in replaced for value in node.inputs if value is not None):
                 # The expansion of a node takes the expansions of its inputs.
                 node.inputs = tuple(v if v is None else replaced.get(v, v) for v in node.inputs)

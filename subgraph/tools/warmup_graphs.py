@@ -383,7 +383,23 @@ def _few_bits() -> Graph:
         form = {"K": 64, "N": 48, "bits": 4, "block_size": 32, "accuracy_level": level}
         node = Node("MatMulNBits", operands, domain="com.microsoft", version=1, attrs=form)
         results += node.outputs
-    return Graph(inputs, results)
+    logits = sg.input("logits", (1, 4))
+    for level in (0, 4):
+        layer = [w(4, 64, 32, value=17, dtype="uint8"), w(4, 64, 2), None]
+        form = {"k": 2, "block_size": 32, "accuracy_level": level, "weights_prepacked": 0}
+        operands = [inputs[0], logits, *layer, *layer]
+        node = Node("QMoE", operands, domain="com.microsoft", version=1, attrs=form)
+        results += node.outputs
+    return Graph([*inputs, logits], results)
+
+
+def _linear_attention() -> Graph:
+    """Return the recurrence of decoders with a state instead of a cache."""
+    tokens = [sg.input(name, (1, 3, 2 * 64)) for name in ("query", "key", "value")]
+    state = sg.input("state", (1, 2, 64, 64))
+    gates = [sg.input(name, (1, 3, 2)) for name in ("decay", "beta")]
+    inputs = [*tokens, state, *gates]
+    return Graph(inputs, list(ops.LinearAttention(*inputs, q_num_heads=2, kv_num_heads=2)))
 
 
 FAMILIES: dict[str, Callable[[], Graph]] = {
@@ -404,5 +420,6 @@ FAMILIES: dict[str, Callable[[], Graph]] = {
     "elementwise operators": _elementwise,
     "reductions": _reductions,
     "weights of 4 bits": _few_bits,
+    "linear attention": _linear_attention,
     **{f"networks in {dtype}": partial(_quantized, dtype) for dtype in ("uint8", "int8")},
 }

@@ -10,7 +10,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
-from tests.support.contrib import check
+from tests.support.contrib import check, node_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 _ROWS, _SIZE, _INNER, _EXPERTS = 7, 32, 64, 5
@@ -131,6 +131,33 @@ def test_cpu_multiplies_the_rows_of_an_expert_together() -> None:
     request.infer([_random(40, _SIZE, seed=0), _random(40, _EXPERTS, seed=1)])
     kernels = [entry.kernel.split("(")[0] for entry in request.profile()]
     assert kernels.count("matmul.kernels.grouped") == 2
+
+
+@pytest.mark.parametrize(("bits", "block", "rows"), [(4, 16, 200), (8, 0, 3), (2, 16, 40)])
+@pytest.mark.parametrize("level", [0, 4])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_packed_weights_of_experts(
+    zeros: bool, level: int, bits: int, block: int, rows: int
+) -> None:
+    """CPU reads them as they are packed; REFERENCE converts them to floats."""
+    outputs = 2 * _INNER + 16  # half a panel more than whole ones
+    first = _packed(outputs, _SIZE, bits, block, 1)
+    second = _packed(_SIZE, outputs, bits, block, 2)
+    first[1], second[1] = (np.abs(part[1]) / 4 for part in (first, second))
+    x, router = _random(rows, _SIZE, seed=0), _random(rows, _EXPERTS, seed=9)
+    form: dict[str, Any] = {"expert_weight_bits": bits, "k": 2, "weights_prepacked": 0}
+    form |= {"accuracy_level": level, **({"block_size": block} if block else {})}
+    inputs = [x, router, *first[:2], None, *second[:2], *[None] * 4]
+    inputs += [first[2], second[2]] if zeros else []
+    constants = [k for k, value in enumerate(inputs) if k > 1 and value is not None]
+    graph = sg.load(node_model("QMoE", inputs, constants=constants, **form))
+    expected = sg.compile_model(graph, "REFERENCE")([x, router])[0]
+    request = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True}).create_infer_request()
+    found = request.infer([x, router])[0]
+    scale = np.abs(expected).max()
+    assert np.abs(found - expected).max() <= (0.03 if level else 1e-5) * scale
+    kernels = [entry.kernel.split("(")[0] for entry in request.profile()]
+    assert kernels.count("contrib.blockwise_kernels.grouped_rows") == 2
 
 
 @pytest.mark.parametrize(

@@ -370,5 +370,5 @@ def test_branchwise_norm(flat: bool, scale: tuple[int, ...] | None, dtype: str) 
 @pytest.mark.parametrize(
     "form", [{"dim": 1, "size": 4, "step": 2}, {"size": 2}, {"dim": -3, "size": 2}]
 )
-def test_unfold_tensor(form: dict[str, int]) -> None:
+def test_unfold_tensor(form: dict[str, Any]) -> None:
     check("UnfoldTensor", [np.arange(2 * 9 * 3, dtype=np.float32).reshape(2, 9, 3)], **form)
