@@ -33,6 +33,9 @@ _ROWS = 10007
 # that memory decides (measured with 34 networks, 16 rows and one thread).
 _MOST_WEIGHTS, _ROWS_PER_WEIGHTS = 0.7, 4
 _MOST_WEIGHTS_BFLOAT16, _ROWS_PER_WEIGHTS_BFLOAT16 = 1.3, 2
+# The values of a row are at least so many of its largest ones; those of a part fill such a part of
+# the second cache, beside which the call of a part, about 5 us, costs little (estimates).
+_LEAST_LAYERS, _PARTS_OF_CACHE = 2, 4
 _CACHED_SHAPES = 64
 # Shapes of rows of which sizes are computed; later ones run as a whole. A sequence that grows with
 # every call would otherwise be typed again by each.
@@ -68,15 +71,19 @@ class RowSizes:
             # Threads wait for each other at every step, and more often in parts: with two threads
             # parts took 0.90 to 1.18 of the time (measured with 6 networks of 16 rows).
             return rows
-        if rows * self.largest <= host.caches().l2 // 2:
+        cache = host.caches().l2
+        if rows * self.largest <= cache // 2:
             return rows  # the values of all rows stay in the cache
+        if self.values < _LEAST_LAYERS * self.largest:
+            return rows  # there is no second layer that reads values from the cache
         most, each = _MOST_WEIGHTS, _ROWS_PER_WEIGHTS
         if plan.properties.get("INFERENCE_PRECISION") == "bfloat16":
             most, each = _MOST_WEIGHTS_BFLOAT16, _ROWS_PER_WEIGHTS_BFLOAT16
         ratio = self.weights / self.values
         if ratio > most:
             return rows
-        best: int = 2 ** round(math.log2(max(each * ratio, 1)))
+        filling = cache / _PARTS_OF_CACHE / self.largest
+        best: int = 2 ** round(math.log2(max(each * ratio, filling, 1)))
         return best if rows >= 2 * best else rows
 
 

@@ -11,6 +11,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
+from subgraph.system import host
 
 RNG = np.random.default_rng(5)
 WHOLE = {"BATCH_ROWS": 1 << 30}
@@ -73,6 +74,18 @@ def test_many_weights_or_few_values_run_as_a_whole() -> None:
         model = sg.compile_model(sg.Graph([x], [y]), "CPU", {"INFERENCE_NUM_THREADS": 1})
         array = floats(rows, 512)
         assert op_of(model).row_parts.of([array]) == rows
+
+
+def test_small_rows_run_many_at_a_time() -> None:
+    """The call of a part costs as much as many rows of a few kilobytes."""
+    one, rows = {"INFERENCE_NUM_THREADS": 1}, 16384
+    x = sg.input("x", shape=("N", 1000))
+    alone = sg.compile_model(sg.Graph([x], [ops.LogSoftmax(x, axis=-1)]), "CPU", one)
+    assert op_of(alone).row_parts.of([np.zeros((rows, 1000), np.float32)]) == rows
+    y = ops.Softmax(ops.Softmax(ops.LogSoftmax(x, axis=-1), axis=-1), axis=-1)
+    several = sg.compile_model(sg.Graph([x], [y]), "CPU", one)
+    part = op_of(several).row_parts.of([np.zeros((rows, 1000), np.float32)])
+    assert host.caches().l2 // 16 <= 4000 * part <= host.caches().l2
 
 
 def test_quantized_models_run_as_a_whole() -> None:
