@@ -36,6 +36,8 @@ def deform_conv(node: Node, low: Lowering) -> None:
         raise Unsupported(f"DeformConv of {x.rank - 2} dimensions")
     if y.size == 0 or x.size == 0:
         raise Unsupported("DeformConv of an empty image")
+    if math.prod(x.shape[2:]) >= 1 << 31:
+        raise Unsupported("DeformConv of an image whose pixels 32 bits do not count")
     images, channels = x.shape[:2]
     outputs, each, *window = weight.shape
     groups, offsets = (int(node.attrs.get(name, 1)) for name in ("group", "offset_group"))
@@ -65,7 +67,8 @@ def deform_conv(node: Node, low: Lowering) -> None:
         dilation_width=dilations[1],
     )
     name, masked = "deform_columns", mask is not None
-    kernel = Kernel("subgraph.ops.unfold.kernels", name, dtype=x.dtype, masked=masked)
+    lanes = low.lanes(x.dtype)
+    kernel = Kernel("subgraph.ops.unfold.kernels", name, dtype=x.dtype, lanes=lanes, masked=masked)
     grain = max(1, _MIN_PIXELS_PER_THREAD // max(pixels * channels // offsets, 1))
     low.emit(kernel, arguments, images * offsets * taps, grain=grain, bytes=5 * columns.nbytes)
     left = viewed(low, weight, (groups, outputs // groups, each * taps))

@@ -5,97 +5,101 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba.extending import register_jitable
 
-from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import DEPTH, HEIGHT, WIDTH, along, view_of
-from subgraph.engine.codegen.simd import ld, shuffle, st, vec
+from subgraph.engine.codegen.simd import convert, ld, shuffle, st, vec
 from subgraph.engine.codegen.tile import stack_words
-from subgraph.ops.image.sampling_kernels import clamped_floor
 
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
 Function = Callable[..., Any]
 
 
-def deform_columns(*, dtype: str, masked: bool) -> Function:
+def deform_columns(*, dtype: str, lanes: int, masked: bool) -> Function:
     """Return the kernel of `DeformColumnsArguments`, which samples images at the taps' offsets.
 
-    Samples are interpolated bilinearly; pixels outside an image are zero.
+    Samples are interpolated bilinearly; pixels outside an image are zero. A vector of adjacent
+    windows finds its pixels and their factors once for all channels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
         masked: Whether samples are multiplied by a mask.
     """
     arguments = view_of(DeformColumnsArguments)
-    load, store = ld(dtype), st(dtype)
-    item, real, sample = item_bytes(dtype), np.dtype(dtype).type, _bilinear_sampler(dtype)
+    v, integers = vec(dtype, lanes), vec("int32", lanes)
+    load_n, store_n, splat, iota, zero = v.load_n, v.store_n, v.splat, v.iota, v.zero
+    select, floor, fma, gather, first = v.select, v.floor, v.fma, v.gather, v.mask_n
+    to_integer, repeat, item = convert(dtype, "int32", lanes), integers.splat, v.itemsize
+
+    @register_jitable
+    def sample(
+        a: DeformColumnsArguments, image: int, to: int, step: int, each: int, n: int,
+        y: Any, x: Any, factor: Any,
+    ) -> None:  # fmt: skip
+        """Write samples of all channels.
+
+        Args:
+            a: The kernel's arguments.
+            image: Address of the first channel's image.
+            to: Address of the first channel's samples.
+            step: Bytes from the samples of a channel to those of the next one.
+            each: Channels.
+            n: Windows of the vector.
+            y: Row of each sample in pixels.
+            x: Column of each sample in pixels.
+            factor: Factor of each sample.
+        """
+        height, width = splat(a.height), splat(a.width)
+        # False for NaN, too: such a sample is zero.
+        near = (y > splat(-1)) & (y < height) & (x > splat(-1)) & (x < width) & first(n)
+        y, x = select(near, y, zero()), select(near, x, zero())
+        # A sample may lie within one pixel outside the image, where some of its four pixels do not
+        # exist.
+        y0, x0 = floor(y), floor(x)
+        fy, fx = y - y0, x - x0
+        above, below = near & (y0 >= zero()), near & (y0 + splat(1) < height)
+        before, behind = x0 >= zero(), x0 + splat(1) < width
+        top, low = (splat(1) - fy) * factor, fy * factor
+        f00, f01 = top * (splat(1) - fx), top * fx
+        f10, f11 = low * (splat(1) - fx), low * fx
+        i00 = to_integer(y0) * repeat(a.width) + to_integer(x0)
+        i01, i10 = i00 + repeat(1), i00 + repeat(a.width)
+        i11 = i10 + repeat(1)
+        m00, m01, m10, m11 = above & before, above & behind, below & before, below & behind
+        for _ in range(each):
+            found = gather(image, i00, m00) * f00
+            found = fma(gather(image, i01, m01), f01, found)
+            found = fma(gather(image, i10, m10), f10, found)
+            store_n(to, n, fma(gather(image, i11, m11), f11, found))
+            image += a.height * a.width * item
+            to += step
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        channels, height, width, groups = a.channels, a.height, a.width, a.groups
-        across_taps, down, across = a.kernel_width, a.output_height, a.output_width
+        groups, across_taps = a.groups, a.kernel_width
+        down, across, each = a.output_height, a.output_width, a.channels // a.groups
         taps, pixels = a.kernel_height * across_taps, down * across
-        each = channels // groups
         for unit in range(begin, end):
             tap, group = unit % taps, unit // taps % groups
-            first_plane = unit // (taps * groups) * channels + group * each
+            plane = unit // (taps * groups) * a.channels + group * each
             offset = a.offsets + unit * 2 * pixels * item
             weight = a.mask + unit * pixels * item
+            image = a.x + plane * a.height * a.width * item
             for i in range(down):
-                for j in range(across):
-                    index = i * across + j
-                    y = real(
-                        i * a.stride_height - a.pad_height + tap // across_taps * a.dilation_height
-                    )
-                    x = real(
-                        j * a.stride_width - a.pad_width + tap % across_taps * a.dilation_width
-                    )
-                    y += load(offset + index * item)
-                    x += load(offset + (pixels + index) * item)
-                    factor = load(weight + index * item) if masked else real(1)
-                    # False for NaN, too: such a sample is zero.
-                    near = y > -1 and y < height and x > -1 and x < width
-                    for c in range(each):
-                        to = a.columns + (((first_plane + c) * taps + tap) * pixels + index) * item
-                        found = real(0)
-                        if near:
-                            image = a.x + (first_plane + c) * height * width * item
-                            found = sample(image, y, x, height, width) * factor
-                        store(to, found)
+                top = i * a.stride_height - a.pad_height + tap // across_taps * a.dilation_height
+                for j in range(0, across, lanes):
+                    n, index = min(lanes, across - j), i * across + j
+                    left = j * a.stride_width - a.pad_width + tap % across_taps * a.dilation_width
+                    y = splat(top) + load_n(offset + index * item, n)
+                    x = fma(iota(), splat(a.stride_width), splat(left))
+                    x = x + load_n(offset + (pixels + index) * item, n)
+                    factor = load_n(weight + index * item, n) if masked else splat(1)
+                    to = a.columns + ((plane * taps + tap) * pixels + index) * item
+                    sample(a, image, to, taps * pixels * item, each, n, y, x, factor)
 
     return kernel
-
-
-def _bilinear_sampler(dtype: str) -> Any:
-    """Return ``f(image, y, x, height, width)``, which interpolates between four pixels.
-
-    ``image`` is the address of a plane of ``height * width`` pixels, ``y`` and ``x`` are real
-    coordinates in pixels; pixels outside are 0.
-    """
-    load, item, real = ld(dtype), item_bytes(dtype), np.dtype(dtype).type
-
-    @register_jitable
-    def pixel(image: int, y: int, x: int, height: int, width: int) -> Any:
-        """Return a pixel of an image, 0 outside."""
-        # The sample may lie within one pixel outside the image, where some of its four pixels do
-        # not exist.
-        if y < 0 or y >= height or x < 0 or x >= width:
-            return real(0)
-        return load(image + (y * width + x) * item)
-
-    @register_jitable
-    def sample(image: int, y: Any, x: Any, height: int, width: int) -> Any:
-        y0, x0 = clamped_floor(float(y)), clamped_floor(float(x))
-        fy, fx = y - real(y0), x - real(x0)
-        top = pixel(image, y0, x0, height, width) * (real(1) - fx)
-        top += pixel(image, y0, x0 + 1, height, width) * fx
-        low = pixel(image, y0 + 1, x0, height, width) * (real(1) - fx)
-        low += pixel(image, y0 + 1, x0 + 1, height, width) * fx
-        return top * (real(1) - fy) + low * fy
-
-    return sample
 
 
 @register_jitable
