@@ -43,13 +43,14 @@ class Pool:
     """The n-grams of a TfIdfVectorizer.
 
     Attributes:
-        columns: Column of the output that counts each n-gram of a length that is searched.
+        columns: Column of the output that counts each n-gram of a length that is searched; n-grams
+            are tuples of words, those of one word the word itself.
         lengths: Least and most words of an n-gram.
         width: Columns of the output.
         weights: One for each column, or empty.
     """
 
-    columns: dict[tuple[Any, ...], int]
+    columns: dict[Any, int]
     lengths: tuple[int, int]
     width: int
     weights: Array
@@ -78,7 +79,7 @@ def pool_of(node: Node) -> Pool:
     lengths = int(options["min_gram_length"]), int(options["max_gram_length"])
     if not 1 <= lengths[0] <= lengths[1]:
         raise ShapeError(f"min_gram_length is {lengths[0]}, max_gram_length {lengths[1]}")
-    columns: dict[tuple[Any, ...], int] = {}
+    columns: dict[Any, int] = {}
     number = 0
     for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
         if (end - start) % size:
@@ -87,7 +88,8 @@ def pool_of(node: Node) -> Pool:
             if number >= len(indexes):
                 raise ShapeError(f"ngram_indexes has {len(indexes)} entries, the pool more n-grams")
             if lengths[0] <= size <= lengths[1]:
-                columns[tuple(pool[first : first + size])] = indexes[number]
+                gram = tuple(pool[first : first + size]) if size > 1 else pool[first]
+                columns[gram] = indexes[number]
             number += 1
     return Pool(columns, lengths, width, weights[:width])
 
@@ -103,10 +105,9 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     check_memory(len(lines) * pool.width * 16, f"{len(lines)} rows of {pool.width} counts")
     counts = np.zeros((len(lines), pool.width))
     for row, words in zip(counts, lines, strict=True):
-        for gram in _ngrams(words, pool.lengths, skip):
-            column = pool.columns.get(gram)
-            if column is not None:
-                row[column] += 1
+        columns = map(pool.columns.get, _ngrams(words, pool.lengths, skip))
+        found = [column for column in columns if column is not None]
+        row += np.bincount(found, minlength=pool.width)
     if mode == "IDF":
         counts = (counts > 0).astype(np.float64)
     if mode != "TF" and pool.weights.size:
@@ -114,16 +115,17 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [counts.astype(np.float32).reshape((*x.shape[:-1], pool.width))]
 
 
-def _ngrams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterator[tuple[Any, ...]]:
+def _ngrams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterator[Any]:
     """Yield the n-grams of a row, with up to ``skip`` words left out between two of theirs."""
+    if lengths[0] <= 1:
+        yield from words
     # An n-gram cannot be longer than the row, nor its words further apart.
-    for size in range(max(lengths[0], 1), min(lengths[1], len(words)) + 1):
-        for distance in range(1, min(skip, len(words)) + 2 if size > 1 else 2):
-            reach = distance * (size - 1)
-            if reach >= len(words):
+    for size in range(max(lengths[0], 2), min(lengths[1], len(words)) + 1):
+        for distance in range(1, min(skip, len(words)) + 2):
+            if distance * (size - 1) >= len(words):
                 break
-            for first in range(len(words) - reach):
-                yield tuple(words[first : first + reach + 1 : distance])
+            # Each word with those at its multiples of the distance; the shortest list ends it.
+            yield from zip(*(words[k * distance :] for k in range(size)), strict=False)
 
 
 def _lengths(texts: Array) -> Array:
