@@ -119,6 +119,22 @@ def _count(type_: TensorType) -> int:
     return math.prod(concrete(type_))
 
 
+class _Decisions:
+    """The decisions for one content of the parameters on which they depend.
+
+    Attributes:
+        versions: The versions of these parameters.
+        rows: The rows of each part by the shapes of a request.
+        proof: The region for any number of rows, None if they are not proved to be independent;
+            empty before the first attempt.
+    """
+
+    def __init__(self, read: Sequence[Parameter]) -> None:
+        self.versions = Versions([(p, p.version) for p in read])
+        self.rows: dict[Shapes, int] = {}
+        self.proof: list[Graph | None] = []
+
+
 class RowParts:
     """Decides how many rows of a request of a region run at a time."""
 
@@ -146,9 +162,16 @@ class RowParts:
             for p in parameters
             if "float" not in p.type.dtype and _count(p.type) <= MAX_SHAPE_ELEMENTS
         ]
-        self._form: tuple[Graph | None, Versions] | None = None
-        self._rows: dict[Shapes, int] = {}
+        self._decisions = _Decisions(self._read)
         self._sizes: dict[Shapes, RowSizes | None] = {}
+
+    def _current(self) -> _Decisions:
+        """Return the decisions for the present content of parameters, at first none."""
+        found = self._decisions
+        # Requests that run at the same time may replace the decisions meanwhile.
+        if not found.versions.are_current():
+            found = self._decisions = _Decisions(self._read)
+        return found
 
     def of(self, inputs: Sequence[Any]) -> int:
         """Return the rows of each part of a request, all rows if it runs as a whole.
@@ -157,18 +180,16 @@ class RowParts:
             inputs: Arrays for the inputs that are not weights; the first one has several rows.
         """
         shapes = tuple([item.shape for item in inputs])
-        if self._form is not None and not self._form[1].are_current():
-            self._form = None
-            self._rows.clear()
-        found = self._rows.get(shapes)
+        decisions = self._current()
+        found = decisions.rows.get(shapes)
         if found is None:
-            if len(self._rows) >= _CACHED_SHAPES:
-                self._rows.clear()
+            if len(decisions.rows) >= _CACHED_SHAPES:
+                decisions.rows.clear()
             types = [TensorType(dtype_of(item), item.shape) for item in inputs]
-            found = self._rows[shapes] = self._decide(types)
+            found = decisions.rows[shapes] = self._decide(types, decisions)
         return found
 
-    def _decide(self, types: Sequence[TensorType]) -> int:
+    def _decide(self, types: Sequence[TensorType], decisions: _Decisions) -> int:
         """Return the rows of each part of a request of new shapes."""
         rows = concrete(types[0])[0]
         if self._options.independent is None or rows < 2:
@@ -179,7 +200,7 @@ class RowParts:
         if not part:
             sizes = self._sizes_of(types, rows)
             part = rows if sizes is None else sizes.part(rows, self._options)
-        return part if part < rows and self._independent() is not None else rows
+        return part if part < rows and self._independent(decisions) is not None else rows
 
     def _sizes_of(self, types: Sequence[TensorType], rows: int) -> RowSizes | None:
         """Return the sizes of rows; None of a quantized region, and after many other shapes."""
@@ -199,13 +220,12 @@ class RowParts:
         found = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
         return found if found and len(found) == len(types) else None
 
-    def _independent(self) -> Graph | None:
+    def _independent(self, decisions: _Decisions) -> Graph | None:
         """Return the region for any number of rows, if they are proved to be independent."""
-        if self._form is None:
-            versions = Versions([(p, p.version) for p in self._read])
+        if not decisions.proof:
             independent = self._options.independent
-            self._form = None if independent is None else independent(self._subgraph), versions
-        return self._form[0]
+            decisions.proof.append(None if independent is None else independent(self._subgraph))
+        return decisions.proof[0]
 
     def form(self) -> tuple[Graph, Guards] | None:
         """Return the region for any number of rows, if its batch has a fixed size and parts.
@@ -218,17 +238,18 @@ class RowParts:
         if types is None or len(concrete(types[0])) == 0:
             return None
         rows = concrete(types[0])[0]
-        if rows < 2 or self._decide(types) == rows:
+        decisions = self._current()
+        if rows < 2 or self._decide(types, decisions) == rows:
             return None
-        graph = self._independent()
-        return None if graph is None else (graph, tuple((p, p.version) for p in self._read))
+        graph = self._independent(decisions)
+        return None if graph is None else (graph, decisions.versions.read)
 
     def to_export(self) -> list[Any]:
         """Return the decisions as plain JSON."""
-        return [[list(map(list, shapes)), rows] for shapes, rows in self._rows.items()]
+        return [[list(map(list, shapes)), rows] for shapes, rows in self._current().rows.items()]
 
     def restore(self, saved: Sequence[Any]) -> None:
         """Take the decisions of an exported model with the same options and weights."""
         for shapes, rows in saved:
             key: Shapes = tuple([tuple(shape) for shape in shapes])
-            self._rows[key] = max(1, int(rows))
+            self._decisions.rows[key] = max(1, int(rows))

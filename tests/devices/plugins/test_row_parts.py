@@ -177,6 +177,23 @@ def test_a_proof_ends_with_the_constants_that_it_has_read() -> None:
         np.testing.assert_allclose(model(array)[0], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_an_imported_decision_ends_with_the_constants_that_its_proof_has_read() -> None:
+    x = sg.input("x", shape=("N", 4))
+    axes = sg.parameter("axes", np.array([1]))
+    graph = sg.Graph([x], [ops.Sub(x, ops.ReduceSum(x, axes))])
+    model = sg.compile_model(graph, "CPU", {"BATCH_ROWS": 2})
+    array = floats(6, 4)
+    model(array)
+    stream = io.BytesIO()
+    model.export_model(stream)
+    stream.seek(0)
+    again = sg.import_model(stream, "CPU", {"BATCH_ROWS": 2})
+    again.parameters["axes"].assign(np.array([0]))
+    expected = array - array.sum(0, keepdims=True)
+    np.testing.assert_allclose(again(array)[0], expected, rtol=1e-5, atol=1e-5)
+    assert op_of(again).row_parts.of([array]) == 6
+
+
 def test_inputs_of_other_numbers_of_rows_run_as_a_whole() -> None:
     x, bias = sg.input("x", shape=("N", 4)), sg.input("bias", shape=("M", 4))
     model = sg.compile_model(sg.Graph([x, bias], [ops.Add(x, bias)]), "CPU", {"BATCH_ROWS": 2})
