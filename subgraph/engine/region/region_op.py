@@ -25,7 +25,7 @@ from subgraph.engine.region.strategy import Strategy
 from subgraph.errors import SubgraphError, described
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter, Snapshot, Versions
-from subgraph.graph.types import Array
+from subgraph.graph.types import Array, TensorType
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, ExportFile, ImportFile, SubgraphOp
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.system.forking import free_in_child
@@ -86,7 +86,14 @@ class RegionOp(SubgraphOp):
         self._stored_fusion: tuple[Any, Guards] | None = None
         self._split = SplitPlan(self.part_op)
         self._known = KnownPlans(options.plans)
-        self.resolver = Resolver(subgraph.name, lambda: self.fused, self.strategies(), self._known)
+        types = [subgraph.inputs[position].type for position in self.data_inputs]
+        self.resolver = Resolver(
+            subgraph.name,
+            lambda: self.fused,
+            self.strategies(),
+            self._known,
+            [k for k, type_ in enumerate(types) if not isinstance(type_, TensorType)],
+        )
 
     def strategies(self) -> list[Strategy]:
         """Return the strategies in the order in which they are asked; devices override this."""
@@ -170,7 +177,7 @@ class RegionOp(SubgraphOp):
             return self.resolver.resolve(inputs, snapshot, as_a_whole=as_a_whole)
 
     def key(self, inputs: Sequence[Any]) -> Key:
-        """Return the key of a plan: the shapes of inputs, then the values it is specialized on."""
+        """Return the key of a plan; see `SpecializedInputs.key`."""
         return self.resolver.specialized_inputs.key(inputs)
 
     def run_report(self) -> dict[str, Any]:

@@ -197,10 +197,10 @@ class RegionSession(Session):
         if last is not None and last.epoch == snapshot.epoch and shapes == self._shapes:
             return last
         # Shapes that alternate, such as those of the items of a sequence, find their plans in the
-        # cache. A plan whose key consists of shapes only depends on no values.
+        # cache. A plan whose key consists of shapes only depends on no values or dtypes.
         key: Key = shapes
         known = self._bound.get(key)
-        if known is None and self.region.depends_on_values:
+        if known is None:
             key = self.region.key(inputs)
             known = self._bound.get(key)
         if known is not None and known.epoch == snapshot.epoch:
@@ -251,7 +251,7 @@ class RegionSession(Session):
     def _select(self, bound: AnyExecutablePlan, key: Key) -> AnyExecutablePlan:
         """Make a plan the one that runs now."""
         self._shapes = key
-        # A longer key has values of inputs, which `_fits_last_plan` does not compare.
+        # A longer key has dtypes or values of inputs, which `_fits_last_plan` does not compare.
         self._last = bound if len(key) == self._data_count else None
         self._active = bound
         # `cancel` sets its flag before it reads `_active`, and this method sets `_active` before it

@@ -37,6 +37,7 @@ class Resolver:
         graph_of: Callable[[], Graph],
         strategies: Sequence[Strategy],
         known: KnownPlans,
+        untyped: Sequence[int] = (),
     ) -> None:
         """Take the strategies of a region.
 
@@ -45,12 +46,13 @@ class Resolver:
             graph_of: Returns the fused graph for the present parameters.
             strategies: The strategies, in the order in which they are asked.
             known: The one among them that caches the plans of the others.
+            untyped: Positions of the inputs of which the graph states no type.
         """
         self._name = name
         self._graph_of = graph_of
         self.strategies = strategies
         self._known = known
-        self.specialized_inputs = SpecializedInputs()
+        self.specialized_inputs = SpecializedInputs(untyped)
         self.chosen: Counter[str] = Counter()
         self._declined: Counter[tuple[str, str]] = Counter()
 

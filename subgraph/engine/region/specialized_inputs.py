@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.planner.plan_types import UnknownShapeError
+from subgraph.graph.types import dtype_of
 from subgraph.operators.operator import operator_of
 
-Key = tuple[Any, ...]  # of a plan: the shape of each input, then values as bytes
+# Of a plan: the shape of each input, the dtypes of those without a declared type, then values as
+# bytes.
+Key = tuple[Any, ...]
 # Different values of an input that seems to select a branch, or one of few sizes (estimate); with
 # more of them it is treated as data, for which no plans are made.
 _MAX_SELECTING_VALUES = 8
@@ -22,8 +25,14 @@ class SpecializedInputs:
     An input is added when planning raises an `UnknownShapeError` that names it.
     """
 
-    def __init__(self) -> None:
-        """Begin without specialized inputs: plans depend on shapes alone."""
+    def __init__(self, untyped: Sequence[int] = ()) -> None:
+        """Begin without specialized inputs: plans depend on shapes alone.
+
+        Args:
+            untyped: Positions of the inputs of which the graph states no type: a plan of another
+                dtype must not read them.
+        """
+        self._untyped = tuple(untyped)
         self._positions: tuple[int, ...] = ()
         self._selected: tuple[UnknownShapeError, set[Key]] | None = None
 
@@ -40,8 +49,9 @@ class SpecializedInputs:
         return {k: np.array(inputs[k]) for k in self._positions}
 
     def key(self, inputs: Sequence[Any]) -> Key:
-        """Return the key of a plan: all shapes, then the values of the specialized inputs."""
+        """Return the key of a plan: shapes, dtypes that differ, values of specialized inputs."""
         key: list[Any] = [item.shape for item in inputs]
+        key += [dtype_of(inputs[position]) for position in self._untyped]
         for position in self._positions:
             item = inputs[position]
             if isinstance(item, np.ndarray):

@@ -12,7 +12,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.cpu.region_op import CpuRegionOptions, CpuSubgraphOp
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
+from subgraph.engine.cpu.region_options import CpuRegionOptions
 from subgraph.engine.region.region_op import without_weights
 from subgraph.graph.types import Array
 
@@ -144,3 +145,15 @@ def test_a_loop_whose_state_grows_says_why_it_is_not_compiled() -> None:
     np.testing.assert_array_equal(result, np.ones(8, np.float32))
     causes = counts(model)["declined"]["compiled loop"]
     assert list(causes) == ["a value has another size in the next iteration"]
+
+
+def test_an_input_without_a_stated_type_has_plans_for_each_dtype() -> None:
+    x = sg.Value("x")  # the result of an operator whose types are not known
+    region = CpuSubgraphOp(sg.Graph([x], [ops.Neg(x)]), CpuRegionOptions(), without_weights)
+    session = region.session()
+    for size in (4, 20_000):  # copied to memory of the plan, and read where it is
+        for dtype in ("float32", "float64", "int8", "float32", "int8"):
+            data = np.arange(size).astype(dtype)
+            (result,) = session([data])
+            assert result.dtype == dtype
+            np.testing.assert_array_equal(result, -data)
