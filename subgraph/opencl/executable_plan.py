@@ -199,7 +199,9 @@ class ClExecutablePlan:
         with driver_errors(runtime, "the memory of a plan"):
             self._arena = runtime.buffer(plan.arena_bytes)
             self._inputs = {
-                k: runtime.buffer(o.nbytes) for k, o in enumerate(plan.inputs) if o is not None
+                k: (runtime.buffer(o.nbytes), numpy_dtype(o.dtype))
+                for k, o in enumerate(plan.inputs)
+                if o is not None
             }
             self._outputs: dict[int, Any] = {}
             for position, operand in enumerate(plan.outputs):
@@ -278,7 +280,7 @@ class ClExecutablePlan:
         if root.kind == "arena":
             return self._arena, self.plan.offsets[root]
         if root.kind == "input":
-            return self._inputs[root.index], 0
+            return self._inputs[root.index][0], 0
         if root.kind == "output":
             return self._outputs[root.index], 0
         if root.kind == "constant":
@@ -390,8 +392,9 @@ class ClExecutablePlan:
             # The flag is set before the first command, so that an error in between leaves it set
             # and the next run waits for the commands.
             self._enqueued = True
-            for position, buffer in self._inputs.items():
-                array = np.ascontiguousarray(inputs[position])
+            for position, (buffer, dtype) in self._inputs.items():
+                # A file may state a wrong dtype for the result of an operator that states none.
+                array = np.ascontiguousarray(inputs[position], dtype)
                 if array.nbytes:
                     self._copy(buffer, array)
             if self._slot_buffer is not None:  # an unfinished run may have left a report
@@ -518,8 +521,6 @@ class ClExecutablePlan:
         # wait above.
         results = step.compute(arrays)
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
-            for operand, result in zip(step.outputs, results, strict=True):
-                if operand is not None and operand.size:
-                    buffer, offset = self._buffer_of(operand)
-                    array = np.ascontiguousarray(result)
-                    self._copy(buffer, array, dst_offset=offset)
+            for operand, array in results:
+                buffer, offset = self._buffer_of(operand)
+                self._copy(buffer, array, dst_offset=offset)

@@ -17,6 +17,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.lowering import LOWERINGS, Lowering, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import TensorType
 from subgraph.opencl.lowering import ClLowering
 from subgraph.opencl.runtime import ClSource
 from subgraph.operators.schema import find_schema
@@ -356,3 +357,30 @@ def test_wrong_keys_name_the_nearest() -> None:
 def _plain() -> sg.Graph:
     x = sg.input("x", (1,))
     return sg.Graph([x], [ops.Relu(x)])
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+@pytest.mark.parametrize("dtype", ["float64", "int8", ">f4"])
+@pytest.mark.parametrize("size", [5, 20_000])  # copied to memory of the plan, read where it is
+def test_results_of_another_dtype_or_byte_order_are_converted(
+    device: str, dtype: str, size: int
+) -> None:
+    if device not in sg.default_core().available_devices:
+        pytest.skip(f"{device} cannot start here")
+    dtypes = iter((dtype, "float32", dtype, "float32"))
+
+    def changing(node: sg.Node, inputs: Any) -> Any:
+        return [(inputs[0] + 0.5).astype(next(dtypes))]
+
+    op_type = f"Odd_{device}_{dtype.strip('>')}_{size}"
+    sg.default_core().add_extension(sg.Operator(schema(op_type), changing))
+    x = sg.input("x", (size,))
+    odd = getattr(ops, op_type)(ops.Relu(x))
+    odd.type = TensorType("float32", (size,))  # as a file states it; the operator states none
+    model = sg.load(sg.to_onnx(sg.Graph([x], [ops.Neg(odd)])).SerializeToString())
+    request = sg.compile_model(model, device).create_infer_request()
+    data = np.arange(size, dtype=np.float32) % 100
+    for expected in (data + 0.5).astype(dtype), data + np.float32(0.5), (data + 0.5).astype(dtype):
+        result = request.infer([data])[0]
+        assert result.dtype == np.float32
+        np.testing.assert_array_equal(result, -expected.astype(np.float32))

@@ -64,15 +64,18 @@ class BoundPort:
             self._address = address
 
     def bind_input(self, array: Array) -> None:
-        """Make the next run read ``array``."""
+        """Make the next run read ``array``, converted if its dtype is not the port's.
+
+        A file may state a wrong dtype for the result of an operator that states none itself.
+        """
         if self.stage is not None:
             self.stage[...] = array
             self.current = self.stage
             return
-        copies = guard_pages.MODE
+        array = np.ascontiguousarray(array, self._dtype)
         # The reference to the array (or to its copy in C order) keeps the memory alive during the
         # run, since the kernels only have its address.
-        self.current = guard_pages.guarded_copy(array) if copies else np.ascontiguousarray(array)
+        self.current = guard_pages.guarded_copy(array) if guard_pages.MODE else array
         self._point_to(address_of(self.current))
 
     def bind_output(self, wanted: Array | None) -> Array:

@@ -57,11 +57,8 @@ class ReferenceRunner:
     def compute(self, step: ReferenceStep) -> None:
         """Compute a node and write its results to the operands of its outputs."""
         arrays = [None if o is None else self.array(o) for o in step.inputs]
-        for operand, result in zip(step.outputs, step.compute(arrays), strict=True):
-            if operand is not None and operand.size:
-                # Later kernels read the operand's memory in the planned dtype; a result of another
-                # dtype must not be converted silently.
-                np.copyto(self.array(operand), result, casting="no")
+        for operand, result in step.compute(arrays):
+            self.array(operand)[...] = result
 
 
 def _bytes(array: Array) -> Array:

@@ -14,7 +14,7 @@ from subgraph.engine.planner.operands import EmittedStep, Operand, Storage
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Versions
-from subgraph.graph.types import Array
+from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.reference import evaluate
 from subgraph.operators.subgraph_op import DefaultSubgraphOp
 
@@ -32,14 +32,36 @@ class ReferenceStep:
 
     node: Node
     inputs: tuple[Operand | None, ...]
-    outputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
     reason: str
 
-    def compute(self, arrays: Sequence[Array | None]) -> Sequence[Any]:
-        """Return the outputs of the node for the arrays of its inputs, by the reference."""
+    def compute(self, arrays: Sequence[Array | None]) -> list[tuple[Operand, Array]]:
+        """Compute the node by the reference.
+
+        Args:
+            arrays: The arrays of its inputs.
+
+        Returns:
+            The operands of its outputs that have elements, with their arrays in C order.
+
+        Raises:
+            ShapeError: A result has another type than planned, for which no memory is reserved.
+        """
         if self.node.subgraph is not None:
-            return DefaultSubgraphOp(self.node.subgraph).forward(list(arrays))
-        return evaluate(self.node, arrays)
+            results: Sequence[Any] = DefaultSubgraphOp(self.node.subgraph).forward(list(arrays))
+        else:
+            results = evaluate(self.node, arrays)
+        found: list[tuple[Operand, Array]] = []
+        for operand, result in zip(self.outputs, results, strict=True):
+            array = np.asarray(result)
+            if TensorType(dtype_of(array), array.shape) != operand.type:
+                raise ShapeError(
+                    f"node {self.node.name!r} ({self.node.op_type}): output {operand.name!r} is "
+                    f"planned as {operand.type}, but it is {array.dtype}{list(array.shape)}"
+                )
+            if operand.size:
+                found.append((operand, np.ascontiguousarray(array, numpy_dtype(operand.dtype))))
+        return found
 
 
 Item = EmittedStep | ReferenceStep

@@ -92,7 +92,7 @@ class RegionOp(SubgraphOp):
             lambda: self.fused,
             self.strategies(),
             self._known,
-            [k for k, type_ in enumerate(types) if not isinstance(type_, TensorType)],
+            [type_.dtype if isinstance(type_, TensorType) else None for type_ in types],
         )
 
     def strategies(self) -> list[Strategy]:

@@ -37,7 +37,7 @@ class Resolver:
         graph_of: Callable[[], Graph],
         strategies: Sequence[Strategy],
         known: KnownPlans,
-        untyped: Sequence[int] = (),
+        dtypes: Sequence[str | None],
     ) -> None:
         """Take the strategies of a region.
 
@@ -46,13 +46,14 @@ class Resolver:
             graph_of: Returns the fused graph for the present parameters.
             strategies: The strategies, in the order in which they are asked.
             known: The one among them that caches the plans of the others.
-            untyped: Positions of the inputs of which the graph states no type.
+            dtypes: The dtype that the graph states for each input, None if it states none.
         """
         self._name = name
         self._graph_of = graph_of
         self.strategies = strategies
         self._known = known
-        self.specialized_inputs = SpecializedInputs(untyped)
+        self._dtypes = dtypes
+        self.specialized_inputs = SpecializedInputs([k for k, d in enumerate(dtypes) if d is None])
         self.chosen: Counter[str] = Counter()
         self._declined: Counter[tuple[str, str]] = Counter()
 
@@ -73,7 +74,13 @@ class Resolver:
         obstacle: UnknownShapeError | None = None
         while True:
             request = Request(
-                self._graph_of, self.specialized_inputs, inputs, snapshot, obstacle, self.note
+                self._graph_of,
+                self.specialized_inputs,
+                self._dtypes,
+                inputs,
+                snapshot,
+                obstacle,
+                self.note,
             )
             try:
                 return self._ask(request)

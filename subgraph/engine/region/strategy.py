@@ -32,6 +32,7 @@ class Request:
         self,
         graph_of: Callable[[], Graph],
         specialized_inputs: SpecializedInputs,
+        dtypes: Sequence[str | None],
         inputs: Sequence[Any],
         snapshot: Snapshot,
         obstacle: UnknownShapeError | None,
@@ -42,6 +43,7 @@ class Request:
         Args:
             graph_of: Returns the fused graph.
             specialized_inputs: The inputs on whose values plans are specialized.
+            dtypes: The dtype that the graph states for each input, None if it states none.
             inputs: See the class.
             snapshot: See the class.
             obstacle: See the class.
@@ -53,6 +55,7 @@ class Request:
         self.note = note
         self._graph_of = graph_of
         self._specialized_inputs = specialized_inputs
+        self._dtypes = dtypes
 
     @computed_once
     def graph(self) -> Graph:
@@ -61,8 +64,9 @@ class Request:
 
     @computed_once
     def types(self) -> list[TensorType]:
-        """The types of the inputs."""
-        return [TensorType(dtype_of(item), item.shape) for item in self.inputs]
+        """The types of the inputs; arrays of another dtype than stated are converted in a run."""
+        pairs = zip(self._dtypes, self.inputs, strict=True)
+        return [TensorType(dtype or dtype_of(item), item.shape) for dtype, item in pairs]
 
     @computed_once
     def key(self) -> Key:

@@ -182,6 +182,27 @@ def test_reference_steps_run_between_compiled_steps() -> None:
     assert any(isinstance(step, ReferenceStep) and step.reason for step in plan.items)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("float32", (1, 4)), ("float64", (3, 4)), ("float32", (4, 3))]
+)
+def test_a_reference_step_checks_the_results_for_which_memory_is_planned(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    def compute(node: sg.Node, inputs: Any) -> Any:
+        return [np.ones(shape, dtype)]
+
+    x = sg.input("x", (3, 4), "float32")
+    node = sg.Node("Relu", [ops.Neg(x)])
+    node.outputs[0].type = x.type
+    plan = plan_of(sg.Graph([x], [node.outputs[0]]), ("float32", (3, 4)))
+    operand = plan.outputs[0]
+    step = ReferenceStep(node, (operand,), (operand,), "a test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("subgraph.engine.planner.plan_types.evaluate", compute)
+        with pytest.raises(sg.ShapeError, match=r"planned as float32\[3, 4\], but it is"):
+            step.compute([np.ones((3, 4), np.float32)])
+
+
 def test_a_range_whose_limits_are_computed_from_inputs_and_weights() -> None:
     size = sg.input("size", (), "int64")
     end = ops.Mul(ops.Cast(size, to=1), sg.parameter("factor", np.float32(2.0)))
