@@ -217,7 +217,10 @@ class RegionSession(Session):
         """Run the parts of a region that is split."""
         split = self.region.split_region()
         assert split is not None, "`ready` found it split"
-        results = self._executor(split).run(inputs)
+        executor = self._executor(split)
+        results = executor.run(inputs)
+        if self.profiling:
+            self._profile = executor.profile()
         return results if outputs is None else fill_outputs(results, outputs)
 
     def _fits_last_plan(self, inputs: Sequence[Any]) -> bool:
@@ -292,6 +295,4 @@ class RegionSession(Session):
 
     def profile(self) -> list[ProfileEntry]:
         """Return the profile entries of the last run that was measured."""
-        if self._split is not None:
-            return self._split[1].profile()
         return list(self._profile)

@@ -69,6 +69,19 @@ def test_a_weight_that_changes_and_a_profile(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_the_profile_is_that_of_the_last_run_whether_it_was_split_or_not(device: str) -> None:
+    count = sg.input("n", (1,), "int64")
+    graph = sg.Graph([count], [ops.Exp(ops.ConstantOfShape(count))])
+    request = _compile(graph, device, ENABLE_PROFILING=True).create_infer_request()
+    for value in range(1, 10):  # more values than get plans of their own
+        request.infer([np.array([value])])
+    assert "ConstantOfShape" in [entry.op_type for entry in request.profile()]
+    before = {entry.start for entry in request.profile()}
+    request.infer([np.array([1])])  # its plan of the whole region is still there
+    assert before.isdisjoint(entry.start for entry in request.profile())
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_axes_and_diagonals_that_are_inputs_or_computed(device: str) -> None:
     """They decide how a node is computed, not its shape: there is a plan for each value."""
     x, axis = sg.input("x", (3, 4, 4)), sg.input("axis", (), "int64")
