@@ -26,6 +26,7 @@ from subgraph.engine.codegen.irtools import (
     define,
     first_lanes,
     load_at,
+    load_masked,
     store_at,
 )
 from subgraph.engine.codegen.matrix_registers import LANES, REGISTER_BYTES, ROW_BYTES, ROWS
@@ -126,10 +127,12 @@ def _emit_column_register(builder: Any, args: Sequence[Any], whole: bool) -> Non
                 builder.icmp_signed(">", rest, I64(0)), builder.add(at, I64(_VECTOR)), at
             )
             vectors = [
-                v.emit_load(
+                load_masked(
                     builder,
                     where,
+                    v.llvm,
                     first_lanes(builder, builder.select(exists, count, I64(0)), LANES),
+                    4,
                 )
                 for where, count in ((at, length), (upper, rest))
             ]

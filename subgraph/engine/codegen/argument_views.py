@@ -19,11 +19,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from llvmlite import ir
 from numba import types
 from numba.extending import (
     infer_getattr,
-    intrinsic,
     lower_cast,
     lower_getattr_generic,
     lower_setattr_generic,
@@ -33,9 +31,17 @@ from numba.extending import (
 )
 
 from subgraph.engine.codegen.arguments import WordBlock
-from subgraph.engine.codegen.irtools import F64, I64, INT64, load_at, store_at
+from subgraph.engine.codegen.irtools import (
+    F64,
+    I64,
+    INT64,
+    define,
+    load_at,
+    store_at,
+    zeroed_stack,
+)
 from subgraph.engine.codegen.simd import ld_i64
-from subgraph.system.numba_internals import AttributeTemplate, Conversion, cgutils
+from subgraph.system.numba_internals import AttributeTemplate, Conversion
 
 _A = TypeVar("_A", bound=WordBlock)
 _WORD = 8  # bytes
@@ -134,31 +140,11 @@ def stack_block(declaration: type[_A]) -> Callable[[], _A]:
 @cache
 def _stack_maker(declaration: Any) -> Any:
     """Return the intrinsic behind `stack_block`."""
-    view = ArgumentsView(declaration)
-    kind = ir.ArrayType(I64, -(-declaration.block_words // _ROUND) * _ROUND)
-
-    def codegen(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
-        # The slot is allocated in the entry block, so that a call in a loop does not enlarge the
-        # stack in every iteration.
-        slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
-        slot.align = 64
-        return builder.ptrtoint(slot, I64)
-
-    def typing(_context: Any) -> Any:
-        return view(), codegen
-
-    return intrinsic(typing)
+    words = -(-declaration.block_words // _ROUND) * _ROUND
+    return define(ArgumentsView(declaration), [], lambda b, c, a: zeroed_stack(b, words))
 
 
 @cache
 def _maker(declaration: Any) -> Any:
     """Return the intrinsic behind `view_of`, which emits no instruction."""
-    view = ArgumentsView(declaration)
-
-    def codegen(_context: Any, _builder: Any, _signature: Any, values: Any) -> Any:
-        return values[0]
-
-    def typing(_context: Any, _address: Any) -> Any:
-        return view(INT64), codegen
-
-    return intrinsic(typing)
+    return define(ArgumentsView(declaration), [INT64], lambda b, c, a: a[0])

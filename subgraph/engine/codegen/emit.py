@@ -19,16 +19,20 @@ from subgraph.engine.codegen.irtools import (
     ELEMENTS,
     I32,
     I64,
+    call_intrinsic,
     emit_fma,
     first_lanes,
+    load_at,
+    load_masked,
+    pointer,
+    prefetch_at,
     shuffle_vectors,
     splat_value,
+    store_at,
+    suffix,
 )
 from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.system.host import architecture, has_32_registers, isa
-from subgraph.system.numba_internals import cgutils
-
-_PTR = ir.PointerType()
 
 
 class Emit:
@@ -42,7 +46,6 @@ class Emit:
         item: Bytes of an element.
         scalar: LLVM type of an element.
         vector: LLVM type of a vector.
-        suffix: The vector type as a suffix of intrinsics' names.
     """
 
     declaration: type[WordBlock] = TileBlock
@@ -54,7 +57,6 @@ class Emit:
         self.item = item_bytes(dtype)
         self.scalar = ELEMENTS[dtype][1]
         self.vector = ir.VectorType(self.scalar, lanes)
-        self.suffix = f"v{lanes}{'f32' if dtype == 'float32' else 'f64'}"
 
     def const(self, value: int) -> Any:
         """Return an int64 constant."""
@@ -83,12 +85,11 @@ class Emit:
             value: LLVM int64.
         """
         index = self.declaration.fields[name][0]
-        where = self.b.add(block, self.const(8 * index))
-        self.b.store(value, self.b.inttoptr(where, _PTR))
+        store_at(self.b, self.b.add(block, self.const(8 * index)), value, 8)
 
     def load_i64(self, address: Any) -> Any:
         """Load an int64."""
-        return self.b.load(self.b.inttoptr(address, _PTR), typ=I64)
+        return load_at(self.b, address, I64, 8)
 
     def word_splat(self, block: Any, index: int | str) -> Any:
         """Load a word that holds a float64; return it in all lanes as the vectors' dtype."""
@@ -103,21 +104,13 @@ class Emit:
 
     def broadcast(self, address: Any) -> Any:
         """Load an element and return it in all lanes."""
-        value = self.b.load(self.b.inttoptr(address, _PTR), typ=self.scalar)
-        set_alignment(value, self.item)
-        return self.splat(value)
+        return self.splat(load_at(self.b, address, self.scalar, self.item))
 
     def load(self, address: Any, mask: Any = None) -> Any:
         """Load a vector; lanes outside ``mask`` are 0, and their memory is not accessed."""
-        pointer = self.b.inttoptr(address, _PTR)
         if mask is None:
-            value = self.b.load(pointer, typ=self.vector)
-            set_alignment(value, self.item)
-            return value
-        kind = ir.FunctionType(self.vector, [_PTR, I32, mask.type, self.vector])
-        name = f"llvm.masked.load.{self.suffix}.p0"
-        function = cgutils.get_or_insert_function(self.b.module, kind, name)
-        return self.b.call(function, [pointer, ir.Constant(I32, self.item), mask, self.fconst(0.0)])
+            return load_at(self.b, address, self.vector, self.item)
+        return load_masked(self.b, address, self.vector, mask, self.item)
 
     def shuffle(self, value: Any, picks: Sequence[int]) -> Any:
         """Return a vector whose element i is element ``picks[i]`` of a vector."""
@@ -131,14 +124,12 @@ class Emit:
             address: Address of its first element.
             mask: Lanes to store; None for all. The memory of other lanes is not accessed.
         """
-        pointer = self.b.inttoptr(address, _PTR)
         if mask is None:
-            set_alignment(self.b.store(value, pointer), self.item)
+            store_at(self.b, address, value, self.item)
             return
-        kind = ir.FunctionType(ir.VoidType(), [self.vector, _PTR, I32, mask.type])
-        name = f"llvm.masked.store.{self.suffix}.p0"
-        function = cgutils.get_or_insert_function(self.b.module, kind, name)
-        self.b.call(function, [value, pointer, ir.Constant(I32, self.item), mask])
+        args = [value, pointer(self.b, address, self.vector), I32(self.item), mask]
+        name = f"llvm.masked.store.{suffix(self.vector)}.p0"
+        call_intrinsic(self.b, name, ir.VoidType(), args)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """Return ``a * b + c``, rounded once where the instruction set has FMA.
@@ -162,21 +153,23 @@ class Emit:
     def multiples(self, step: Any, count: int) -> list[Any]:
         """Return ``0 * step, 1 * step, ...`` using few registers.
 
-        Only odd multiples are computed; the others are scaled by 2 or 4 in x86's addressing modes.
+        Only odd multiples are computed; the others are scaled by 2, 4 or 8 in x86's addressing
+        modes.
 
         Args:
             step: LLVM int64.
-            count: Number of multiples, at most 8.
+            count: Number of multiples; of more than 8 some need a register of their own.
         """
         b = self.b
-        odd = {k: self.opaque(b.mul(step, self.const(k))) for k in (3, 5, 7) if k < count}
+        odd = {k: self.opaque(b.mul(step, self.const(k))) for k in range(3, count, 2)}
         odd[1] = step
 
         def times(i: int) -> Any:
-            shift = (i & -i).bit_length() - 1
-            return b.shl(odd[i >> shift], self.const(shift)) if i else self.const(0)
+            shift = min((i & -i).bit_length() - 1, 3)
+            whole = i >> shift
+            return b.shl(odd[whole], self.const(shift)) if whole in odd else b.mul(step, I64(i))
 
-        return [times(i) for i in range(count)]
+        return [times(i) if i else self.const(0) for i in range(count)]
 
     def fence(self) -> None:
         """Emit a barrier that loads and stores do not cross when instructions are scheduled.
@@ -214,10 +207,7 @@ class Emit:
             write: Whether the line will be written.
             near: Whether to fetch into the L1 cache; otherwise into the L2.
         """
-        kind = ir.FunctionType(ir.VoidType(), [_PTR, I32, I32, I32])
-        function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
-        flags = [ir.Constant(I32, value) for value in (int(write), 3 if near else 2, 1)]
-        self.b.call(function, [self.b.inttoptr(address, _PTR), *flags])
+        prefetch_at(self.b, address, write=write, near=near)
 
     def tail_mask(self, count: Any) -> Any:
         """Return a mask whose first ``count`` lanes (int64 of any value) are set."""
@@ -283,11 +273,6 @@ class Emit:
     def flag(self, flags: Any, bit: int) -> Any:
         """Return whether a flag (an integer with one bit set) is set in an int64."""
         return self.b.icmp_signed("!=", self.b.and_(flags, self.const(bit)), self.const(0))
-
-
-def set_alignment(instruction: Any, align: int) -> None:
-    """Set the alignment, in bytes, that LLVM may assume of a load or store."""
-    instruction.align = align
 
 
 def private_function(module: Any, name: str, words: int = 1) -> Any:

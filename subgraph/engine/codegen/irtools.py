@@ -261,6 +261,34 @@ def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
     return builder.icmp_signed("<", steps, wanted)
 
 
+def load_masked(builder: Any, address: Any, ty: Any, mask: Any, align: int) -> Any:
+    """Emit a load of the lanes of a mask; the others are 0, and their memory is not accessed.
+
+    Args:
+        builder: LLVM's builder.
+        address: LLVM int64, of lane 0.
+        ty: LLVM vector type of the result.
+        mask: LLVM vector of i1.
+        align: Alignment of the address in bytes, that of one element.
+    """
+    args = [pointer(builder, address, ty), I32(align), mask, ty(None)]
+    return call_intrinsic(builder, f"llvm.masked.load.{suffix(ty)}.p0", ty, args)
+
+
+def prefetch_at(builder: Any, address: Any, *, write: bool = False, near: bool = True) -> None:
+    """Emit a prefetch of the cache line at an address.
+
+    Args:
+        builder: LLVM's builder.
+        address: LLVM int64, of any byte of the line.
+        write: Whether the line will be written.
+        near: Whether to fetch into the L1 cache; otherwise into the L2.
+    """
+    is_data = I32(1)
+    args = [pointer(builder, address, I8), I32(int(write)), I32(3 if near else 2), is_data]
+    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), args)
+
+
 def store_masked(builder: Any, address: Any, value: Any, mask: Any, align: int) -> None:
     """Emit a store of the lanes of a mask; the memory of the other lanes is not accessed.
 
@@ -291,6 +319,21 @@ def store_masked(builder: Any, address: Any, value: Any, mask: Any, align: int) 
                 with builder.if_then(builder.icmp_unsigned("!=", bit, whole(0))):
                     at = builder.add(address, I64(lane * align))
                     store_at(builder, at, builder.extract_element(value, I32(lane)), align)
+
+
+def zeroed_stack(builder: Any, words: int) -> Any:
+    """Emit an allocation of 64-bit words of 0 on the stack; return their address, LLVM int64.
+
+    Args:
+        builder: LLVM's builder.
+        words: Number of words.
+    """
+    # The slot is allocated in the entry block, so that a call in a loop does not enlarge the stack
+    # in every iteration.
+    slot = cgutils.alloca_once_value(builder, ir.Constant(ir.ArrayType(I64, words), None))
+    # A block that begins on a cache line (64 bytes) occupies as few lines as possible.
+    slot.align = 64
+    return builder.ptrtoint(slot, I64)
 
 
 def align_stack(function: Any) -> None:
@@ -484,82 +527,50 @@ def emit_convert(builder: Any, value: Any, source: str, target: str) -> Any:
 # ---------------------------------------------------------------- operators
 
 
-def _same_vectors(args: Sequence[Any], count: int) -> bool:
-    """Return whether numba's argument types are ``count`` vectors of one type."""
-    return len(args) == count and all(isinstance(a, VecType) and a == args[0] for a in args)
+# Functions of module `operator` by operator.
+_ARITHMETIC = {
+    **{"+": "add", "-": "sub", "*": "mul", "/": "truediv"},
+    **{"&": "and_", "|": "or_", "^": "xor"},
+}
+_COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
+_UNARY = {"-": "neg", "~": "invert"}
 
 
-def _register_operator(function: Any, arity: int, emit: Any, result_is_mask: bool) -> None:
-    """Register a Python operator between vectors of one type with numba.
+def _emit_unary(builder: Any, op: str, dtype: str, a: Any) -> Any:
+    if op == "~":
+        return builder.not_(a)
+    return builder.fneg(a) if is_float(dtype) else builder.neg(a)
+
+
+def _register(names: dict[str, str], arity: int, emit: Any, result_is_mask: bool = False) -> None:
+    """Register Python's operators between vectors of one type with numba.
 
     Args:
-        function: The function of module `operator`.
+        names: Names of functions of module `operator`, by operator.
         arity: Number of operands.
-        emit: ``emit(builder, dtype, operands)`` emits the operation.
+        emit: ``emit(builder, operator, dtype, *operands)`` emits the operation.
         result_is_mask: Whether the result is a mask; otherwise it has the operands' type.
     """
 
-    class Template(AbstractTemplate):
-        def generic(self, args: Any, _kws: Any) -> Any:
-            if not _same_vectors(args, arity):
-                return None
-            mask = vec_type("mask", args[0].lanes)
-            return signature(mask if result_is_mask else args[0], *args)
+    def register(op: str, function: Any) -> None:
+        class Template(AbstractTemplate):
+            def generic(self, args: Any, _kws: Any) -> Any:
+                if len(args) != arity or not isinstance(args[0], VecType) or len({*args}) > 1:
+                    return None
+                mask = vec_type("mask", args[0].lanes)
+                return signature(mask if result_is_mask else args[0], *args)
 
-    infer_global(function)(Template)
+        infer_global(function)(Template)
 
-    def lowered(_context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return emit(builder, sig.args[0].dtype_name, args)
+        def lowered(_context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return emit(builder, op, sig.args[0].dtype_name, *args)
 
-    lower_builtin(function, *([VecType] * arity))(lowered)
+        lower_builtin(function, *([VecType] * arity))(lowered)
 
-
-def _negate(builder: Any, dtype: str, args: Sequence[Any]) -> Any:
-    return builder.fneg(args[0]) if is_float(dtype) else builder.neg(args[0])
-
-
-def _invert(builder: Any, _dtype: str, args: Sequence[Any]) -> Any:
-    return builder.not_(args[0])
+    for op, name in names.items():
+        register(op, getattr(operator, name))
 
 
-def _register_operators() -> None:
-    """Register all operators between vectors."""
-
-    def binary(op: str) -> Any:
-        def emit(builder: Any, dtype: str, args: Sequence[Any]) -> Any:
-            return emit_binary(builder, op, dtype, args[0], args[1])
-
-        return emit
-
-    def compare(op: str) -> Any:
-        def emit(builder: Any, dtype: str, args: Sequence[Any]) -> Any:
-            return emit_compare(builder, op, dtype, args[0], args[1])
-
-        return emit
-
-    arithmetic = {
-        "+": "add",
-        "-": "sub",
-        "*": "mul",
-        "/": "truediv",
-        "&": "and_",
-        "|": "or_",
-        "^": "xor",
-    }
-    for op, name in arithmetic.items():
-        _register_operator(getattr(operator, name), 2, binary(op), False)
-    comparisons = {
-        "<": "lt",
-        "<=": "le",
-        ">": "gt",
-        ">=": "ge",
-        "==": "eq",
-        "!=": "ne",
-    }
-    for op, name in comparisons.items():
-        _register_operator(getattr(operator, name), 2, compare(op), True)
-    _register_operator(operator.neg, 1, _negate, False)
-    _register_operator(operator.invert, 1, _invert, False)
-
-
-_register_operators()
+_register(_ARITHMETIC, 2, emit_binary)
+_register(_COMPARISONS, 2, emit_compare, True)
+_register(_UNARY, 1, _emit_unary)

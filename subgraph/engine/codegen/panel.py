@@ -45,8 +45,8 @@ class _Panel:
         line = self.w["a_row"]
         if across:
             self.step, self.offsets = line, [e.const(i * e.item) for i in range(rows)]
-        # `Emit.multiples` makes at most 8 multiples, which fit x86's addressing modes; taller tiles
-        # compute each offset.
+        # x86's addressing modes reach 8 multiples of a few registers; taller tiles compute each
+        # offset.
         elif rows <= 8:
             self.step, self.offsets = e.const(e.item), e.multiples(line, rows)
         else:

@@ -51,8 +51,10 @@ from subgraph.engine.codegen.irtools import (
     is_float,
     is_signed,
     load_at,
+    load_masked,
     mask_any,
     pointer,
+    prefetch_at,
     reduce_lanes,
     reduce_rows,
     shuffle_vectors,
@@ -187,13 +189,7 @@ def _pause(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
 pause = define(VOID, [], _pause)
 
 
-def _prefetch(builder: Any, _context: Any, args: Sequence[Any]) -> None:
-    for_reading, into_l1, data = I32(0), I32(3), I32(1)
-    operands = [pointer(builder, args[0], I8), for_reading, into_l1, data]
-    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), operands)
-
-
-prefetch = define(VOID, [INT64], _prefetch)
+prefetch = define(VOID, [INT64], lambda b, c, a: prefetch_at(b, a[0]))
 
 
 def _memcpy(builder: Any, _context: Any, args: Sequence[Any]) -> None:
@@ -284,14 +280,14 @@ class Vec:
             lambda b, c, a: splat_value(b, load_at(b, a[0], self.element, size), lanes),
         )
         self.mask_n = define(m, [INT64], lambda b, c, a: first_lanes(b, a[0], lanes))
-        self.load_m = define(v, [INT64, m], lambda b, c, a: self.emit_load(b, a[0], a[1]))
+        self.load_m = define(v, [INT64, m], lambda b, c, a: load_masked(b, a[0], ty, a[1], size))
         self.store_m = define(
-            VOID, [INT64, m, v], lambda b, c, a: self.emit_store(b, a[0], a[1], a[2])
+            VOID, [INT64, m, v], lambda b, c, a: store_masked(b, a[0], a[2], a[1], size)
         )
         self.load_n = define(
             v,
             [INT64, INT64],
-            lambda b, c, a: self.emit_load(b, a[0], first_lanes(b, a[1], lanes)),
+            lambda b, c, a: load_masked(b, a[0], ty, first_lanes(b, a[1], lanes), size),
         )
         self.store_n = define(
             VOID,
@@ -308,28 +304,6 @@ class Vec:
         # Without this alignment LLVM must not use the instruction that writes past the caches.
         stored.align = self.itemsize * self.lanes
         stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-
-    def emit_load(self, builder: Any, address: Any, mask: Any) -> Any:
-        """Emit ``load_m``.
-
-        Args:
-            builder: LLVM's builder.
-            address: LLVM int64.
-            mask: LLVM vector of i1.
-        """
-        args = [pointer(builder, address, self.llvm), I32(self.itemsize), mask, self.llvm(None)]
-        return call_intrinsic(builder, f"llvm.masked.load.{suffix(self.llvm)}.p0", self.llvm, args)
-
-    def emit_store(self, builder: Any, address: Any, mask: Any, value: Any) -> None:
-        """Emit ``store_m``.
-
-        Args:
-            builder: LLVM's builder.
-            address: LLVM int64.
-            mask: LLVM vector of i1.
-            value: LLVM vector.
-        """
-        store_masked(builder, address, value, mask, self.itemsize)
 
     def _gather(self, builder: Any, _context: Any, args: Sequence[Any]) -> Any:
         base, index, mask = args

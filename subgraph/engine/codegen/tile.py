@@ -22,11 +22,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, register_jitable
+from numba.extending import register_jitable
 
 from subgraph.engine.codegen.emit import Emit, private_function
-from subgraph.engine.codegen.irtools import I16, I64, bf16_to_f32, load_at
+from subgraph.engine.codegen.irtools import (
+    I16,
+    I64,
+    INT64,
+    VOID,
+    bf16_to_f32,
+    define,
+    load_at,
+    zeroed_stack,
+)
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
@@ -34,7 +42,6 @@ from subgraph.engine.codegen.tiling import (
     row_counts,
     tile_rows,
 )
-from subgraph.system.numba_internals import cgutils
 
 rows_of = register_jitable(tile_rows)
 
@@ -474,49 +481,32 @@ def size_switch(
             the block.
     """
 
-    def define(module: Any, rows: int, vectors: int) -> Any:
+    def function_of(module: Any, rows: int, vectors: int) -> Any:
         function = private_function(module, f"{name}_{dtype}_{lanes}_{rows}x{vectors}", 2)
         builder = ir.IRBuilder(function.append_basic_block("entry"))
         emit(Emit(builder, dtype, lanes), function.args[0], rows, vectors, function.args[1])
         builder.ret_void()
         return function
 
-    @intrinsic
-    def tiles(typingctx: Any, block: Any, rows: Any, vectors: Any, count: Any) -> tuple[Any, Any]:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            # Rows and vectors together make one index, so that one jump table selects the function.
-            most = max(rows for rows, _ in sizes) + 1
-            index = builder.add(builder.mul(args[2], I64(most)), args[1])
-            done = builder.append_basic_block("tile_done")
-            # A size that was not compiled does nothing; kernels take their sizes from `row_counts`.
-            switch = builder.switch(index, done)
-            for r, v in sizes:
-                function = define(builder.module, r, v)
-                case = builder.append_basic_block("tile")
-                switch.add_case(I64(v * most + r), case)
-                with builder.goto_block(case):
-                    builder.call(function, [args[0], args[3]])
-                    builder.branch(done)
-            builder.position_at_end(done)
-            return context.get_dummy_value()
+    def select(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        # Rows and vectors together make one index, so that one jump table selects the function.
+        most = max(rows for rows, _ in sizes) + 1
+        index = builder.add(builder.mul(args[2], I64(most)), args[1])
+        done = builder.append_basic_block("tile_done")
+        # A size that was not compiled does nothing; kernels take their sizes from `row_counts`.
+        switch = builder.switch(index, done)
+        for r, v in sizes:
+            function = function_of(builder.module, r, v)
+            case = builder.append_basic_block("tile")
+            switch.add_case(I64(v * most + r), case)
+            with builder.goto_block(case):
+                builder.call(function, [args[0], args[3]])
+                builder.branch(done)
+        builder.position_at_end(done)
 
-        return types.void(*[types.int64] * 4), codegen
-
-    return tiles
+    return define(VOID, [INT64] * 4, select)
 
 
 def stack_words(count: int) -> Any:
     """Return the intrinsic ``() -> address`` of ``count`` words of 0 on the kernel's stack."""
-
-    @intrinsic
-    def words(typingctx: Any) -> tuple[Any, Any]:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kind = ir.ArrayType(I64, count)
-            slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
-            # A block that begins on a cache line (64 bytes) occupies as few lines as possible.
-            slot.align = 64
-            return builder.ptrtoint(slot, I64)
-
-        return types.int64(), codegen
-
-    return words
+    return define(INT64, [], lambda b, c, a: zeroed_stack(b, count))

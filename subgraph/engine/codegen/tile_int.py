@@ -281,7 +281,7 @@ class _IntegerTile:
         row = e.word(t, "a_row")
         self.vector_bytes = vector_bytes(flavour, weights, e.lanes)
         self.right = e.variable(e.word(t, "b"))
-        self.offsets = _row_offsets(e, row, rows)
+        self.offsets = e.multiples(row, rows)
 
     def loops(self) -> None:
         """Emit the four loops."""
@@ -376,19 +376,6 @@ def _subtract_zero_points(e: Emit, t: Any, acc: list[list[Any]]) -> None:
             factor = splat_value(b, load_at(b, b.add(sums, I64(4 * i)), I32, 4), lanes)
             for slot, column in zip(row, columns, strict=True):
                 e.put(slot, b.sub(e.get(slot), b.mul(factor, column)))
-
-
-def _row_offsets(e: Emit, step: Any, rows: int) -> list[Any]:
-    """Return the bytes from row 0 to each row: odd multiples times x86's scales 1, 2, 4 and 8."""
-    odd = {k: e.opaque(e.b.mul(step, I64(k))) for k in range(3, rows, 2)}
-    odd[1] = step
-
-    def offset(i: int) -> Any:
-        shift = min((i & -i).bit_length() - 1, 3)
-        whole = i >> shift
-        return e.b.shl(odd[whole], I64(shift)) if whole in odd else e.b.mul(step, I64(i))
-
-    return [offset(i) if i else I64(0) for i in range(rows)]
 
 
 def _move(e: Emit, t: Any, slot: Any, stride: str) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
-
 from subgraph.engine.codegen.irtools import (
     I64,
     INT64,
@@ -19,8 +17,10 @@ from subgraph.engine.codegen.irtools import (
     define,
     first_lanes,
     load_at,
+    load_masked,
     shuffle_vectors,
     store_at,
+    store_masked,
 )
 from subgraph.engine.codegen.simd import vec
 
@@ -86,8 +86,7 @@ def transposer(dtype: str, lanes: int) -> Any:
             rows.append(load_at(builder, at, v.llvm, v.itemsize))
         for i, row in enumerate(emit_transpose(builder, rows, v.itemsize)):
             at = builder.add(target, builder.mul(to, I64(i)))
-            stored = builder.store(row, builder.inttoptr(at, ir.PointerType()))
-            stored.align = v.itemsize
+            store_at(builder, at, row, v.itemsize)
 
     def part(builder: Any, args: Sequence[Any]) -> None:
         # Rows beyond the block load from the first row, with an empty mask: a masked load whose
@@ -98,13 +97,14 @@ def transposer(dtype: str, lanes: int) -> Any:
             inside = builder.icmp_signed(">", height, I64(i))
             count = builder.select(inside, width, I64(0))
             at = builder.select(inside, builder.add(source, builder.mul(step, I64(i))), source)
-            rows.append(v.emit_load(builder, at, first_lanes(builder, count, lanes)))
+            mask = first_lanes(builder, count, lanes)
+            rows.append(load_masked(builder, at, v.llvm, mask, v.itemsize))
         # A row of the target has as many elements as the source has rows.
         wanted = first_lanes(builder, height, lanes)
         for i, row in enumerate(emit_transpose(builder, rows, v.itemsize)):
             with builder.if_then(builder.icmp_signed(">", width, I64(i))):
                 at = builder.add(target, builder.mul(to, I64(i)))
-                v.emit_store(builder, at, wanted, row)
+                store_masked(builder, at, row, wanted, v.itemsize)
 
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
         full = I64(lanes)
