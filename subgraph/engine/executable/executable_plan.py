@@ -157,21 +157,20 @@ class ExecutablePlan:
 
     def rebind(self, instance: PlanInstance) -> None:
         """Change to another instance of the same symbolic plan; the weights stay."""
-        symbolic_plan, numbers = instance.symbolic_plan, instance.numbers
-        inputs, outputs = symbolic_plan.ports(numbers)
+        inputs, outputs = instance.ports()
         _check_memory(instance.arena_bytes, outputs)  # before anything is changed
         self.plan, self._entries = instance, instance.entries
         # The array of words stays at its address, to which the programs' rows and this plan's
         # patches refer. Fixed words keep their values.
-        symbolic_plan.words.fill(self._words, numbers)
-        for k, weight, patch in symbolic_plan.varying_weights(numbers):
+        instance.fill_words(self._words)
+        for k, weight, patch in instance.varying_weights():
             self._move_weight(k, weight, patch)
-        self._arena_patch, self._arena_at = symbolic_plan.arena(numbers), -1
+        self._arena_patch, self._arena_at = instance.arena, -1
         if guard_pages.MODE:
-            self._arena = _GuardedArena(symbolic_plan.areas(numbers), instance.arena_bytes)
+            self._arena = _GuardedArena(instance.areas, instance.arena_bytes)
         self._bind_ports(inputs, outputs)
         # A symbolic plan has no reference steps, so that its only segment is a program.
-        self._segments[0].set_sizes(symbolic_plan.rows.filled(numbers))
+        self._segments[0].set_sizes(instance.sizes)
         self._run_staged = self._make_staged()
 
     def _move_weight(self, k: int, weight: WeightEntry | Array, patch: Patch) -> None:

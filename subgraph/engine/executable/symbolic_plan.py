@@ -18,7 +18,6 @@ In the example of `subgraph.engine.executable.argument_layout` with x of ``[n, 1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from operator import le
 from typing import TYPE_CHECKING, Any
 
@@ -75,17 +74,71 @@ class PlanInstance:
         return self.symbolic_plan.versions
 
     @property
+    def arena(self) -> Patch:
+        """The words that point into the arena."""
+        return Patch(
+            self.symbolic_plan.layout.arena.positions, self._filled(self.symbolic_plan.arena)
+        )
+
+    @property
     def arena_bytes(self) -> int:
         """Size of the arena."""
-        return self.symbolic_plan.arena_bytes(self.numbers)
+        return int(self._filled(self.symbolic_plan.arena_bytes)[0, 0])
 
-    def argument_layout(self) -> ArgumentLayout:
-        """Return the argument layout for these shapes."""
-        return self.symbolic_plan.argument_layout(self.numbers)
+    @property
+    def areas(self) -> tuple[tuple[int, int], ...]:
+        """Offset and bytes of each area of the arena; see `ArgumentLayout.areas`."""
+        rows = self._filled(self.symbolic_plan.areas).tolist()
+        return tuple((offset, size) for offset, size in rows)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Work units and grain of each step."""
+        return self._filled(self.symbolic_plan.rows)
+
+    def fill_words(self, words: NDArray[np.int64]) -> None:
+        """Set the argument words that differ between instances."""
+        self.symbolic_plan.words.fill(words, self.numbers)
+
+    def ports(self) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+        """Return the inputs and outputs."""
+        plan, numbers = self.symbolic_plan, self.numbers
+        return plan.inputs.filled(numbers), plan.outputs.filled(numbers)
+
+    def varying_weights(self) -> list[tuple[int, Any, Patch]]:
+        """Return the weights that differ between instances: index, content and patch of each."""
+        forms = enumerate(self.symbolic_plan.weights)
+        return [(k, *form.filled(self.numbers)) for k, form in forms if not form.fixed]
 
     def entries(self) -> tuple[ProfileEntry, ...]:
         """Return the profile entry of every step, with 0 seconds."""
-        return self.symbolic_plan.entries(self.numbers)
+        counts = self._filled(self.symbolic_plan.counts).tolist()
+        return tuple(
+            attrs.evolve(entry, bytes=moved, flops=flops)
+            for entry, (moved, flops) in zip(self.symbolic_plan.entries, counts, strict=True)
+        )
+
+    def argument_layout(self) -> ArgumentLayout:
+        """Return the argument layout for these shapes."""
+        plan = self.symbolic_plan
+        inputs, outputs = self.ports()
+        steps = zip(plan.layout.steps, self.sizes.tolist(), strict=True)
+        return attrs.evolve(
+            plan.layout,
+            words=self._filled(plan.words),
+            arena=self.arena,
+            arena_bytes=self.arena_bytes,
+            inputs=inputs,
+            outputs=outputs,
+            weights=tuple(form.filled(self.numbers) for form in plan.weights),
+            kernels=plan.kernels,
+            steps=tuple((kernel, begin, *row) for (kernel, begin, *_), row in steps),
+            entries=self.entries,
+            areas=self.areas,
+        )
+
+    def _filled(self, array: _SymbolicArray) -> NDArray[np.int64]:
+        return array.filled(self.numbers)
 
 
 class _SymbolicNumbers:
@@ -189,8 +242,18 @@ class SymbolicPlan:
 
     Attributes:
         versions: Versions of the parameters on whose content the plan depends.
+        layout: Its argument layout, whose arrays are of objects.
         words: The argument words.
         rows: Work units and grain of each step.
+        arena: Offsets in the arena, of the words that point into it.
+        arena_bytes: Size of the arena, one element.
+        areas: Offset and bytes of each area of the arena.
+        inputs: The inputs.
+        outputs: The outputs.
+        weights: The weights and constants.
+        kernels: Kernels that other kernels call, with the words that hold their addresses.
+        entries: Profile entries of the steps.
+        counts: Bytes and floating-point operations of each step.
     """
 
     def __init__(
@@ -223,23 +286,23 @@ class SymbolicPlan:
         self._lives = lives
         self._memory_plans: tuple[tuple[int, list[int], list[int]], ...] = ()
         numbers = _SymbolicNumbers()
-        self._layout = layout
+        self.layout = layout
         self.words = numbers.array(layout.words)
         self.rows = numbers.array(_objects([row[2:] for row in layout.steps], 2))
-        self._arena = numbers.array(layout.arena.offsets)
-        self._arena_bytes = numbers.array(_objects([[layout.arena_bytes]], 1))
-        self._areas = numbers.array(_objects(layout.areas, 2))
-        self._inputs = _SymbolicPorts(layout.inputs, numbers)
-        self._outputs = _SymbolicPorts(layout.outputs, numbers)
-        self._weights = [
+        self.arena = numbers.array(layout.arena.offsets)
+        self.arena_bytes = numbers.array(_objects([[layout.arena_bytes]], 1))
+        self.areas = numbers.array(_objects(layout.areas, 2))
+        self.inputs = _SymbolicPorts(layout.inputs, numbers)
+        self.outputs = _SymbolicPorts(layout.outputs, numbers)
+        self.weights = [
             _SymbolicWeight(content, patch, numbers) for content, patch in layout.weights
         ]
-        self._kernels = [
+        self.kernels = tuple(
             (kernel, Patch(patch.positions, patch.offsets.astype(np.int64)))
             for kernel, patch in layout.kernels
-        ]
-        self._entries = layout.entries()
-        self._counts = numbers.array(_objects([[e.bytes, e.flops] for e in self._entries], 2))
+        )
+        self.entries = layout.entries()
+        self.counts = numbers.array(_objects([[e.bytes, e.flops] for e in self.entries], 2))
         self._evaluate: Evaluate = trace.function(numbers.wanted)
 
     def instance(self, types: Types) -> PlanInstance | None:
@@ -256,55 +319,6 @@ class SymbolicPlan:
             return None if values is None else PlanInstance(self, np.array(values, np.int64))
         except (ArithmeticError, ValueError):
             return None
-
-    def argument_layout(self, numbers: NDArray[np.int64]) -> ArgumentLayout:
-        """Return the argument layout of an instance."""
-        rows = self.rows.filled(numbers).tolist()
-        steps = zip(self._layout.steps, rows, strict=True)
-        return ArgumentLayout(
-            self.words.filled(numbers),
-            self.arena(numbers),
-            self.arena_bytes(numbers),
-            *self.ports(numbers),
-            tuple(form.filled(numbers) for form in self._weights),
-            tuple(self._kernels),
-            tuple((kernel, begin, *row) for (kernel, begin, *_), row in steps),
-            (),
-            partial(self.entries, numbers),
-            self._layout.tiny,
-            self._layout.reports,
-            self._layout.slot,
-            self.areas(numbers),
-        )
-
-    def arena(self, numbers: NDArray[np.int64]) -> Patch:
-        """Return the patch of an instance for the words that point into the arena."""
-        return Patch(self._layout.arena.positions, self._arena.filled(numbers))
-
-    def arena_bytes(self, numbers: NDArray[np.int64]) -> int:
-        """Return the size of an instance's arena."""
-        return int(self._arena_bytes.filled(numbers)[0, 0])
-
-    def areas(self, numbers: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-        """Return offset and bytes of each area of an arena; see `ArgumentLayout.areas`."""
-        return tuple((offset, size) for offset, size in self._areas.filled(numbers).tolist())
-
-    def ports(self, numbers: NDArray[np.int64]) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-        """Return the inputs and outputs of an instance."""
-        return self._inputs.filled(numbers), self._outputs.filled(numbers)
-
-    def varying_weights(self, numbers: NDArray[np.int64]) -> list[tuple[int, Any, Patch]]:
-        """Return the weights that differ between instances: index, content and patch of each."""
-        forms = enumerate(self._weights)
-        return [(k, *form.filled(numbers)) for k, form in forms if not form.fixed]
-
-    def entries(self, numbers: NDArray[np.int64]) -> tuple[ProfileEntry, ...]:
-        """Return the profile entries of the steps of an instance."""
-        counts = self._counts.filled(numbers).tolist()
-        return tuple(
-            attrs.evolve(entry, bytes=moved, flops=flops)
-            for entry, (moved, flops) in zip(self._entries, counts, strict=True)
-        )
 
     def _dims(self, types: Types) -> list[int] | None:
         """Return the size of each group of dimensions; None if the types differ otherwise."""
