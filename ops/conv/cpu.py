@@ -210,7 +210,7 @@ def _matrix(job: Job, *, plain: bool) -> None:
         recipe = f"conv volume {of.nv}x{of.lanes} groups {g.groups} {of.packed_as}"
         weight = job.weight(recipe, volume_weights(of, g))
     if stores_bfloat16(low, job.y, g.outputs, job.act):
-        job.y.store_as_bfloat16()
+        job.y.store_as("bfloat16")
     with _blocked_output(job) as out:
         packed = PackedConv(of, g, x, weight, _bias(job), out, job.act)
         emit_matrix_convolution(low, packed, plain=plain, flops=job.g.flops)
@@ -240,7 +240,7 @@ def _depthwise(job: Job) -> None:
     exact = job.residual is not None or job.act.kernel != 0 or not has_windows(of, g)
     rounds = of.lanes == MATRIX_ROWS and product_tiles(of, low, job.w).operands and not exact
     if rounds and stores_bfloat16(low, job.y, job.channels_out, job.act):
-        job.y.store_as_bfloat16()
+        job.y.store_as("bfloat16")
     with _blocked_output(job) as out:
         emit_depthwise(low, PackedConv(of, g, x, weight, _bias(job), out, job.act))
 

@@ -278,7 +278,7 @@ def _emit_phases(
     if of.operands:
         source, emit = round_image(low, of, sizes, source), emit_matrix_convolution
         if stores_bfloat16(low, low.output(), sizes.outputs, act):
-            low.output().store_as_bfloat16()
+            low.output().store_as("bfloat16")
     y = blocked_target(low, of, low.output())
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
     for parts in itertools.product(*per_axis):

@@ -274,7 +274,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     mb, pb = _blocks(low.threads, count, m, panels, depth, of)
     registers = of.operands and count == 1 and _is_read_as_registers(low, product.out)
     if registers:
-        product.out.store_as_registers()
+        product.out.store_as("registers")
     arguments = GemmArguments(
         a=left,
         b=right,

@@ -257,7 +257,7 @@ def _from_blocks(low: Lowering, order: Ints) -> None:
     x, y = low.input(0), low.output()
     if order != (0, *range(2, x.rank), 1):
         raise Unsupported("Transpose of blocks of channels to another order than channels last")
-    y.store_as_plain()
+    y.store_as("plain")
     _emit_channels_last(low, "to_channels_last", x, x, y)
 
 
@@ -377,7 +377,7 @@ def concat(node: Node, low: Lowering) -> None:
     axis = normal_axis(int(node.attrs.get("axis", 1)), y.rank)
     operands = [x for x in low.inputs if x is not None]
     if y.layout == "blocked" and all(x.layout == "bfloat16" for x in operands):
-        y.store_as_bfloat16()
+        y.store_as("bfloat16")
     item = element_bytes(y)
     if any(x.layout != y.layout for x in operands):
         raise Unsupported("Concat of operands in different layouts")

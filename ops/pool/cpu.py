@@ -56,7 +56,7 @@ def window(node: Node, low: Lowering) -> None:
     if stored and y.layout != "blocked":
         raise Unsupported("windows of bfloat16 in the plain layout")
     if stored:
-        y.store_as_bfloat16()  # it has readers of bfloat16, or x would be float32
+        y.store_as("bfloat16")  # it has readers of bfloat16, or x would be float32
     elif g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
         emit_global_pool(low, x, y, kind)
         return

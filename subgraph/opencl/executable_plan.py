@@ -18,7 +18,14 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from subgraph.engine.planner.constants import Weights
-from subgraph.engine.planner.operands import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.planner.operands import (
+    EmittedStep,
+    Operand,
+    Scratch,
+    Storage,
+    Weight,
+    location_of,
+)
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
 from subgraph.engine.planner.step_profile import Span, profile_entries
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
@@ -205,7 +212,7 @@ class ClExecutablePlan:
             }
             self._outputs: dict[int, Any] = {}
             for position, operand in enumerate(plan.outputs):
-                root, _ = plan.location_of(operand)
+                root, _ = location_of(operand)
                 # Other outputs share memory with an input, a weight or another output and are
                 # downloaded from there (`ClLowering.copies_outputs`).
                 if root.kind == "output" and root.index == position:
@@ -264,12 +271,8 @@ class ClExecutablePlan:
             kernel.set_arg(position + 1, np.int32(code))
             return position + 2
         assert isinstance(argument, (Operand, Scratch))
-        storage = argument.storage
-        assert storage is not None, "a mentioned operand has storage"
-        root, offset = storage.root()
-        item = 1
-        if isinstance(argument, Operand):
-            offset, item = offset + argument.offset, argument.itemsize
+        root, offset = location_of(argument)
+        item = argument.itemsize if isinstance(argument, Operand) else 1
         buffer, begin = self._location(root)
         self._set_buffer(kernel, position, buffer)
         kernel.set_arg(position + 1, np.int32((begin + offset) // item))
@@ -505,7 +508,7 @@ class ClExecutablePlan:
         return array
 
     def _buffer_of(self, operand: Operand) -> tuple[cl.Buffer, int]:
-        root, offset = self.plan.location_of(operand)
+        root, offset = location_of(operand)
         buffer, begin = self._location(root)
         if isinstance(buffer, int):
             entry = self._weights.entries[buffer]

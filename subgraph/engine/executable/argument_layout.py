@@ -27,7 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subgraph.engine.planner.constants import Weights
-from subgraph.engine.planner.operands import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.planner.operands import (
+    EmittedStep,
+    Operand,
+    Scratch,
+    Storage,
+    Weight,
+    location_of,
+)
 from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.planner.step_profile import profile_entries
 from subgraph.engine.program.reports import Report
@@ -257,7 +264,7 @@ class _LayoutBuilder:
 
     def _append(self, argument: Any) -> None:
         if isinstance(argument, (Operand, Scratch)):
-            self._append_address(argument)
+            self._append_location(*location_of(argument), argument)
         elif isinstance(argument, Weight):
             self._weight(self.weights.add(argument), 0)
         elif isinstance(argument, Kernel):
@@ -269,13 +276,6 @@ class _LayoutBuilder:
             self.words += [0, self.reports.setdefault(argument, len(self.reports) + 1)]
         else:
             self.words.append(argument if is_symbolic(argument) else index(argument))
-
-    def _append_address(self, argument: Operand | Scratch) -> None:
-        storage = argument.storage
-        assert storage is not None, "an operand of a step has storage"
-        root, offset = storage.root()
-        offset += argument.offset if isinstance(argument, Operand) else 0
-        self._append_location(root, offset, argument)
 
     def _append_location(self, root: Storage, offset: int, argument: Operand | Scratch) -> None:
         """Append the address of ``offset`` bytes in a root storage, in which an argument lies."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from subgraph.engine.executable.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
 from subgraph.engine.executable.bound_port import BoundPort
-from subgraph.engine.executable.reference_runner import ReferenceRunner
+from subgraph.engine.executable.reference_steps import run_reference_step
 from subgraph.engine.executable.stored_program import StoredProgram
 from subgraph.engine.executable.symbolic_plan import PlanInstance
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
@@ -352,13 +352,13 @@ class ExecutablePlan:
             if isinstance(segment, Program):
                 segment.run()
             else:
-                self._reference_runner().compute(segment)
+                self._run_reference_step(segment)
 
-    def _reference_runner(self) -> ReferenceRunner:
+    def _run_reference_step(self, step: ReferenceStep) -> None:
         assert isinstance(self.plan, Plan), (
             "programs of symbolic plans and of files have no reference steps"
         )
-        return ReferenceRunner(self.plan, self._arena.memory, self.inputs, self.outputs)
+        run_reference_step(step, self.plan, self._arena.memory, self.inputs, self.outputs)
 
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
@@ -383,7 +383,7 @@ class ExecutablePlan:
                     spans.extend((start, end) for start, end in ran)
                 else:
                     start = time.perf_counter()
-                    self._reference_runner().compute(segment)
+                    self._run_reference_step(segment)
                     spans.append((start, time.perf_counter()))
 
         self.rebind_arena()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subgraph.engine.planner.layouts import copy_step
-from subgraph.engine.planner.operands import Operand, Storage
+from subgraph.engine.planner.operands import Operand, Storage, location_of
 from subgraph.engine.planner.plan_types import PlanInProgress
 from subgraph.graph.graph import Node, Value
 
@@ -21,9 +21,8 @@ def place_outputs(planner: PlanInProgress, *, copies: bool) -> tuple[Operand, ..
     outputs: list[Operand] = []
     for position, value in enumerate(planner.graph.outputs):
         operand = planner.layouts.plain(planner.operand(value))
-        assert operand.storage is not None
-        root, offset = operand.storage.root()
-        whole = offset + operand.offset == 0 and root.nbytes == operand.nbytes
+        root, offset = location_of(operand)
+        whole = offset == 0 and root.nbytes == operand.nbytes
         own = root.kind == "arena" and whole
         # The caller owns the returned array: it must not share memory with an input, a weight,
         # another output or values that the next run overwrites.

@@ -6,11 +6,11 @@ values) have 16 channels, and the lanes beyond C are undefined. A value is conve
 before the first node that needs the other layout. A conversion that moves no data is a view.
 
 The third layout, "bfloat16", is ``[N, ceil(C / 32), *spatial, 32]``, the ``nChw32c`` of matrix
-tiles: a lowering that knows its readers may choose it for its output (`Operand.store_as_bfloat16`).
+tiles: a lowering that knows its readers may choose it for its output (`Operand.store_as`).
 Rules that do not support it get such a value in the blocked layout of float32.
 
 The fourth, "registers", is what matrix tiles read of the left operand of a product: a product that
-knows its readers may choose it (`Operand.store_as_registers`). Others get the plain layout.
+knows its readers may choose it (`Operand.store_as`). Others get the plain layout.
 """
 
 from __future__ import annotations

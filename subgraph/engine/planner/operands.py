@@ -176,19 +176,9 @@ class Operand:
         slack = MATRIX_SLACK if self.layout == "bfloat16" else 0
         return padded * self.itemsize + slack
 
-    def store_as_bfloat16(self) -> None:
-        """Set the layout "bfloat16" for an output of float32 whose storage is its own."""
-        self.layout, self.lanes = "bfloat16", MATRIX_DEPTH
-        self.storage = Storage("arena", self.nbytes)
-
-    def store_as_plain(self) -> None:
-        """Set the plain layout for an output whose storage is its own."""
-        self.layout, self.lanes = "plain", 1
-        self.storage = Storage("arena", self.nbytes)
-
-    def store_as_registers(self) -> None:
-        """Set the layout "registers" for an output of float32 whose storage is its own."""
-        self.layout = "registers"
+    def store_as(self, layout: Literal["plain", "bfloat16", "registers"]) -> None:
+        """Set the layout of an output whose storage is its own, of float32 unless it is plain."""
+        self.layout, self.lanes = layout, MATRIX_DEPTH if layout == "bfloat16" else 1
         self.storage = Storage("arena", self.nbytes)
 
 
@@ -203,6 +193,13 @@ class Scratch:
 
     storage: Storage
     nbytes: int
+
+
+def location_of(argument: Operand | Scratch) -> tuple[Storage, int]:
+    """Return the root storage of an operand or scratch memory, and its offset there in bytes."""
+    assert argument.storage is not None, "an operand of a step has storage"
+    root, offset = argument.storage.root()
+    return root, offset + (argument.offset if isinstance(argument, Operand) else 0)
 
 
 @attrs.frozen(eq=False)

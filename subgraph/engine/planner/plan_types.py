@@ -110,13 +110,6 @@ class Plan:
     reorders: int
     in_place: int
 
-    def location_of(self, operand: Operand) -> tuple[Storage, int]:
-        """Return the root storage of an operand and its offset there."""
-        storage = operand.storage
-        assert storage is not None, "an operand of a step has storage"
-        root, offset = storage.root()
-        return root, offset + operand.offset
-
 
 class UnknownShapeError(ShapeError):
     """A shape, or the algorithm of a node, depends on unknown values.

@@ -103,6 +103,13 @@ def test_a_node_without_a_kernel_is_counted() -> None:
     assert cause.startswith("Det: ")
 
 
+def test_a_node_without_a_kernel_reads_a_view_of_a_weight() -> None:
+    ratio, matrix = sg.input("ratio", (), "float32"), np.array([[2, 1], [1, 3]], np.float32)
+    same = ops.Dropout(sg.parameter("w", matrix), ratio)  # a view: nothing is dropped
+    region = CpuSubgraphOp(sg.Graph([ratio], [ops.Det(same)]), CpuRegionOptions(), without_weights)
+    np.testing.assert_allclose(region.forward([np.float32(0.5)])[0], 5)
+
+
 def test_a_weight_passed_as_an_array_is_run_by_the_reference_and_counted() -> None:
     x, w = sg.input("x", (2,), "float32"), sg.parameter("w", np.ones(2, np.float32))
     weight = sg.input("v", (2,), "float32")
