@@ -113,7 +113,7 @@ def float_block(graph: Graph, *, rounds: bool = False) -> int:
 
 
 def _size_of(node: Node) -> ConvolutionSize | None:
-    """Return the sizes of a convolution of float32; None if they are unknown."""
+    """Return the sizes of a convolution of float32; None if they are unknown or do not fit."""
     weight, result = node.inputs[1], node.outputs[0].type
     if weight is None or not isinstance(result, TensorType) or result.dtype != "float32":
         return None
@@ -125,6 +125,8 @@ def _size_of(node: Node) -> ConvolutionSize | None:
     if len(sizes) < len(filters.shape) or len(pixels) < len(result.shape) - 2:
         return None
     groups = int(node.attrs.get("group", 1))
+    if len(sizes) < 2 or groups < 1:
+        return None  # planning the node raises the error
     outputs, inputs = sizes[:2]
     return ConvolutionSize(
         math.prod(pixels), groups, inputs, outputs // groups, math.prod(sizes[2:])

@@ -133,3 +133,18 @@ def test_machines_with_one_width_have_one_choice(monkeypatch: pytest.MonkeyPatch
     for name in host.available_isas()[1:]:
         monkeypatch.setenv("SUBGRAPH_ISA", name)
         assert float_block(grouped(8)) == host.lanes("float32")
+
+
+@pytest.mark.parametrize(
+    ("filters", "group", "message"),
+    [((4, 4, 3, 3), 0, "group is 0"), ((4,), 1, "do not fit")],
+)
+def test_a_convolution_that_is_not_valid_raises_its_own_error(
+    filters: tuple[int, ...], group: int, message: str
+) -> None:
+    x, w = sg.input("x", (1, 4, 8, 8)), sg.parameter("w", np.ones(filters, np.float32))
+    node = sg.Node("Conv", [x, w], attrs={"group": group})
+    node.outputs[0].type = TensorType("float32", (1, 4, 6, 6))  # as a file may state it
+    model = sg.compile_model(sg.Graph([x], [node.outputs[0]]), "CPU")
+    with pytest.raises(sg.ShapeError, match=message):
+        model([np.ones((1, 4, 8, 8), np.float32)])
