@@ -159,8 +159,10 @@ def derive(
         assert origin is not None, "derive is called for constant operands"
         sources.append(origin)
     attributes = ",".join(f"{k}={_text(v)}" for k, v in sorted(node.attrs.items()))
-    name = f"{node.domain}:{node.op_type}:{node.version}.{output}({attributes})"
     present = [operand is not None for operand in operands]
+    # The same sources mean something else as other inputs: the bound of a Clip, below or above.
+    given = "".join("x" if one else "-" for one in present)
+    name = f"{node.domain}:{node.op_type}:{node.version}.{output}({given},{attributes}):{type_}"
     return Weight(name, _Derivation(node, output, present, type_), tuple(sources))
 
 

@@ -41,6 +41,17 @@ def test_a_shared_value_is_computed_once(device: str) -> None:
     assert model(x=ones)[0].tolist() == [8, 8, 8, 8]
 
 
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+def test_weights_that_omit_other_inputs_are_not_shared(device: str) -> None:
+    weight, bound = np.linspace(-2, 2, 4, dtype=np.float32), np.float32(0.5)
+    w, b = sg.parameter("w", weight), sg.parameter("b", bound)
+    x = sg.input("x", (4,), "float32")
+    graph = sg.Graph([x], [ops.Add(x, ops.Clip(w, b)), ops.Add(x, ops.Clip(w, None, b))])
+    results = sg.compile_model(graph, device)(x=np.zeros(4, np.float32))
+    np.testing.assert_array_equal(results[0], np.maximum(weight, bound))
+    np.testing.assert_array_equal(results[1], np.minimum(weight, bound))
+
+
 def test_a_long_chain_needs_no_recursion() -> None:
     value = sg.parameter("w", np.zeros(4, np.float32))
     for _ in range(3000):
