@@ -7,7 +7,7 @@ same dtype and lanes.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ from subgraph.engine.codegen.irtools import (
     store_at,
     suffix,
 )
-from subgraph.engine.codegen.tiling import TileBlock
+from subgraph.engine.codegen.tiling import F_HI, F_LO, TileBlock
 from subgraph.system.host import architecture, has_32_registers, isa
 
 
@@ -273,6 +273,49 @@ class Emit:
     def flag(self, flags: Any, bit: int) -> Any:
         """Return whether a flag (an integer with one bit set) is set in an int64."""
         return self.b.icmp_signed("!=", self.b.and_(flags, self.const(bit)), self.const(0))
+
+
+class Sums:
+    """The accumulators of a register tile, in registers.
+
+    Attributes:
+        e: The emitter.
+        acc: Slots of the accumulators, by row and vector.
+    """
+
+    def __init__(self, e: Emit, rows: int, vectors: int) -> None:
+        """Set all accumulators to 0.
+
+        Args:
+            e: The emitter.
+            rows: Rows of the tile.
+            vectors: Vectors of a row.
+        """
+        self.e = e
+        self.acc = [[e.variable(e.fconst(0.0)) for _ in range(vectors)] for _ in range(rows)]
+
+    def each(self, change: Callable[[int, int, Any], Any]) -> None:
+        """Set every accumulator (i, j) of a present ``value`` to ``change(i, j, value)``."""
+        for i, row in enumerate(self.acc):
+            for j, slot in enumerate(row):
+                self.e.put(slot, change(i, j, self.e.get(slot)))
+
+    def bound(self, flags: Any, low: Callable[[], Any], high: Callable[[], Any]) -> None:
+        """Apply the bounds that the flags of a `TileBlock` demand.
+
+        Args:
+            flags: The flags, LLVM int64.
+            low: Returns the lower bound, a vector.
+            high: Returns the upper bound, a vector.
+        """
+        # An ordered comparison is false for NaN, so that NaN passes both bounds.
+        for flag, sign, bound_of in ((F_LO, ">", low), (F_HI, "<", high)):
+            with self.e.when(self.e.flag(flags, flag)):
+                self._select(sign, bound_of())
+
+    def _select(self, sign: str, bound: Any) -> None:
+        b = self.e.b
+        self.each(lambda i, j, v: b.select(b.fcmp_ordered(sign, bound, v), bound, v))
 
 
 def private_function(module: Any, name: str, words: int = 1) -> Any:

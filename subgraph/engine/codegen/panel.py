@@ -14,7 +14,7 @@ from typing import Any
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.emit import Emit
+from subgraph.engine.codegen.emit import Emit, Sums
 from subgraph.engine.codegen.strip import most_rows, next_tiles, strip_sizes
 from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tiling import FEW_ROWS, TileBlock
@@ -25,7 +25,7 @@ _UNROLL = 8
 _UNROLL_MANY_ROWS = 2
 
 
-class _Panel:
+class _Panel(Sums):
     """Emits adjacent tiles of ``rows`` rows times ``vectors`` vectors.
 
     Args:
@@ -37,9 +37,9 @@ class _Panel:
     """
 
     def __init__(self, e: Emit, t: Any, rows: int, vectors: int, across: bool) -> None:
-        self.e, self.rows, self.vectors, self.across = e, rows, vectors, across
+        super().__init__(e, rows, vectors)
+        self.rows, self.vectors, self.across = rows, vectors, across
         self.row = vectors * e.lanes * e.item
-        self.acc = [[e.variable(e.fconst(0.0)) for _ in range(vectors)] for _ in range(rows)]
         names = ("a", "a_row", "b", "c", "start", "start_row", "steps", "row_bias")
         self.w = {name: e.word(t, name) for name in names}
         line = self.w["a_row"]
@@ -72,12 +72,6 @@ class _Panel:
     def is_set(self, word: Any) -> Any:
         """Return whether (i1) a field is not 0."""
         return self.e.b.icmp_signed("!=", word, self.e.const(0))
-
-    def each(self, change: Callable[[int, int, Any], Any]) -> None:
-        """Set every accumulator (i, j) of a present ``value`` to ``change(i, j, value)``."""
-        for i in range(self.rows):
-            for j in range(self.vectors):
-                self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
 
     def sums(self, first: Any) -> None:
         """Emit the sums of a tile whose A begins at ``first``: unrolled, then the remainder."""

@@ -21,12 +21,10 @@ from numba.extending import register_jitable
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.bfloat16 import emit_bfloat16
-from subgraph.engine.codegen.emit import Emit
+from subgraph.engine.codegen.emit import Emit, Sums
 from subgraph.engine.codegen.irtools import store_at
 from subgraph.engine.codegen.tile import Prefetcher, size_switch
 from subgraph.engine.codegen.tiling import (
-    F_HI,
-    F_LO,
     TileBlock,
     row_counts,
     tile_run,
@@ -50,7 +48,7 @@ def strip_sizes(mr: int, nv: int) -> list[tuple[int, int]]:
     return [(r, v) for v in range(1, nv + 1) for r in row_counts(_most(mr, nv, v))]
 
 
-class _Tiles:
+class _Tiles(Sums):
     """The parts of strips and windows that do not depend on the sums.
 
     Args:
@@ -62,9 +60,9 @@ class _Tiles:
     """
 
     def __init__(self, e: Emit, t: Any, rows: int, nv: int, names: Sequence[str]) -> None:
-        self.e, self.rows, self.nv = e, rows, nv
+        super().__init__(e, rows, nv)
+        self.rows, self.nv = rows, nv
         self.vector = e.lanes * e.item
-        self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(rows)]
         # Loaded once, here: a fence keeps LLVM from reusing a value loaded before it.
         self.w = {name: e.word(t, name) for name in ("start", "start_row", "c_vector", *names)}
         self.flags, self.low, self.high = (
@@ -86,10 +84,7 @@ class _Tiles:
         sums()
         with e.when(b.icmp_signed("!=", res, e.const(0))):
             self.each(lambda i, j, v: b.fadd(e.load(self.at(res, i, j)), v))
-        with e.when(e.flag(self.flags, F_LO)):
-            self.each(lambda i, j, v: b.select(b.fcmp_ordered(">", self.low, v), self.low, v))
-        with e.when(e.flag(self.flags, F_HI)):
-            self.each(lambda i, j, v: b.select(b.fcmp_ordered("<", self.high, v), self.high, v))
+        self.bound(self.flags, lambda: self.low, lambda: self.high)
         for i in range(self.rows):
             for j in range(self.nv):
                 self.store(e.get(self.acc[i][j]), self.at(c, i, j))
@@ -102,12 +97,6 @@ class _Tiles:
         """Return the address of vector j of pixel i, of C or of the residual at ``base``."""
         b, e = self.e.b, self.e
         return b.add(b.add(base, b.mul(self.w["c_vector"], e.const(j))), e.const(i * self.vector))
-
-    def each(self, change: Callable[[int, int, Any], Any]) -> None:
-        """Set every accumulator (i, j) of a present ``value`` to ``change(i, j, value)``."""
-        for i in range(self.rows):
-            for j in range(self.nv):
-                self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
 
     def start(self, c: Any) -> None:
         """Set the accumulators to C if `start_row` is not 0, else to a bias or zeros."""

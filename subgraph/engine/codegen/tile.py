@@ -24,7 +24,7 @@ from typing import Any
 from llvmlite import ir
 from numba.extending import register_jitable
 
-from subgraph.engine.codegen.emit import Emit, private_function
+from subgraph.engine.codegen.emit import Emit, Sums, private_function
 from subgraph.engine.codegen.irtools import (
     I16,
     I64,
@@ -36,8 +36,6 @@ from subgraph.engine.codegen.irtools import (
     zeroed_stack,
 )
 from subgraph.engine.codegen.tiling import (
-    F_HI,
-    F_LO,
     FEW_ROWS,
     row_counts,
     tile_rows,
@@ -88,7 +86,7 @@ class Prefetcher:
         self.e.put_word(t, "ahead", self.e.get(self.ahead))
 
 
-class _Tile:
+class _Tile(Sums):
     """The parts that all tiles share: the loops, initial values, epilogue and stores.
 
     Args:
@@ -101,7 +99,6 @@ class _Tile:
         weights: ``"bfloat16"`` if B is stored so; "" for the tile's dtype.
 
     Attributes:
-        acc: Slots of the accumulators, by row and vector.
         w: Fields of the block that are loaded once.
         dense: Whether (i1) the steps of A, and the vectors and steps of B, follow each other
             without gaps.
@@ -117,7 +114,7 @@ class _Tile:
         ahead: bool = False,
         weights: str = "",
     ) -> None:
-        self.e, self.t, self.mr, self.nv = e, t, mr, nv
+        self.t, self.mr, self.nv = t, mr, nv
         self.weights = weights
         self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
         self.fetch = Prefetcher(e, t, nv * self.right_bytes) if ahead else None
@@ -134,7 +131,8 @@ class _Tile:
             ),
         )
         self.dense = b.icmp_signed("==", gaps, e.const(0))
-        self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(mr)]
+        # The accumulators come last, as the order of slots decides which registers LLVM assigns.
+        super().__init__(e, mr, nv)
 
     def at(self, base: Any, rows: Any, columns: Any, i: int, j: int) -> Any:
         """Return the address of vector j of row i.
@@ -153,12 +151,6 @@ class _Tile:
     def lane_mask(self, j: int) -> Any:
         """Return the mask of vector j of a row; None if all its lanes exist."""
         return self.mask if j == self.nv - 1 else None
-
-    def each(self, change: Callable[[int, int, Any], Any]) -> None:
-        """Set every accumulator (i, j) of a present ``value`` to ``change(i, j, value)``."""
-        for i in range(self.mr):
-            for j in range(self.nv):
-                self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
 
     def right(self, address: Any, j: int) -> Any:
         """Load vector j of a step of B, in the dtype of the tile."""
@@ -296,13 +288,7 @@ class _Tile:
                 lambda i, j, v: b.fadd(e.load(self.at(res, rrs, rjs, i, j), self.lane_mask(j)), v)
             )
         flags = e.word(t, "flags")
-        with e.when(e.flag(flags, F_LO)):
-            lo = e.word_splat(t, "low")
-            # An ordered comparison is false for NaN, so that NaN passes both bounds.
-            self.each(lambda i, j, v: b.select(b.fcmp_ordered(">", lo, v), lo, v))
-        with e.when(e.flag(flags, F_HI)):
-            hi = e.word_splat(t, "high")
-            self.each(lambda i, j, v: b.select(b.fcmp_ordered("<", hi, v), hi, v))
+        self.bound(flags, lambda: e.word_splat(t, "low"), lambda: e.word_splat(t, "high"))
         c, crs, cjs = self.w["c"], self.w["c_row"], self.w["c_vector"]
         for i in range(self.mr):
             for j in range(self.nv):

@@ -144,8 +144,6 @@ _EXP2 = (
     0.0001546144469856913,
 )
 _BEYOND = 200.0  # 2**200 is infinite in float32, 2**-200 is 0
-# Of float64: explicit bits of the mantissa, bias of the exponent, bits of the root of 1/2.
-_MANTISSA, _BIAS, _SQRT_HALF = 52, 1023, 0x3FE6A09E667F3BCD
 
 
 def _reduced(x: Expr) -> tuple[Expr, Any, Expr]:
@@ -463,18 +461,18 @@ def power_single(x: Expr, y: Expr) -> Expr:
 
 def _log2(x: Expr) -> Expr:
     """Return log2 of float64 that is not negative and was float32: 0 or a normal number."""
-    builder = x.builder
+    builder, mantissa, bias = x.builder, x.format.mantissa, x.format.bias
 
     def shifted(number: int) -> Any:
-        return x.integer(number << _MANTISSA)
+        return x.integer(number << mantissa)
 
-    moved = builder.add(x.bits(), x.integer((_BIAS << _MANTISSA) - _SQRT_HALF))
-    biased = builder.lshr(moved, x.integer(_MANTISSA))
+    moved = builder.add(x.bits(), x.integer((bias << mantissa) - x.format.sqrt_half))
+    biased = builder.lshr(moved, x.integer(mantissa))
     # An integer in the low bits of the mantissa of 2**52 becomes a float by subtracting 2**52.
-    above = builder.or_(biased, shifted(_BIAS + _MANTISSA))
-    n = x.from_bits(above) - (2.0**_MANTISSA + _BIAS)
-    exponent = builder.shl(biased, x.integer(_MANTISSA))
-    near_one = x.from_bits(builder.add(builder.sub(x.bits(), exponent), shifted(_BIAS)))
+    above = builder.or_(biased, shifted(bias + mantissa))
+    n = x.from_bits(above) - (2.0**mantissa + bias)
+    exponent = builder.shl(biased, x.integer(mantissa))
+    near_one = x.from_bits(builder.add(builder.sub(x.bits(), exponent), shifted(bias)))
     s = (near_one - 1.0) / (near_one + 1.0)
     found = (s * s).polynomial(_LOG2).fma(s, n)
     found = x.const(-math.inf).where(x.compare("==", 0.0), found)
@@ -483,11 +481,11 @@ def _log2(x: Expr) -> Expr:
 
 def _exp2(x: Expr) -> Expr:
     """Return 2**x in float64, for |x| beyond 200 as for 200: 0 and infinity in float32."""
-    builder = x.builder
+    builder, mantissa = x.builder, x.format.mantissa
     bounded = x.at_least(-_BEYOND).at_most(_BEYOND)
-    magic = 1.5 * 2.0**_MANTISSA
+    magic = 1.5 * 2.0**mantissa
     shifted = bounded + magic
     power = (bounded - (shifted - magic)).polynomial_in_pairs(_EXP2)
-    exponent = builder.shl(shifted.bits(), x.integer(_MANTISSA))
+    exponent = builder.shl(shifted.bits(), x.integer(mantissa))
     result = x.from_bits(builder.add(power.bits(), exponent))
     return result.where(builder.fcmp_ordered("ord", x.value, x.value), x)
