@@ -15,7 +15,7 @@ import numpy as np
 from subgraph.devices.device import Device
 from subgraph.devices.model_input import region_form
 from subgraph.devices.query import PreparedGraph
-from subgraph.engine.planner.dry_run import refusals
+from subgraph.engine.planner.dry_run import dry_run
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.region.region_op import Guards, RegionOptions
 from subgraph.errors import DeviceError
@@ -91,7 +91,7 @@ class OpenclDevice(Device):
     def _prepare(self, graph: Graph, options: DeviceOptions) -> PreparedGraph:
         assert isinstance(options, OpenclOptions)
         fused = self.transform(graph, options)
-        return PreparedGraph(fused, refusals(fused, self._plan_options(options)))
+        return PreparedGraph(fused, dry_run(fused, self._plan_options(options)).refused)
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         # The op fuses the graph itself, and again if a constant changes that a fusion depends on.

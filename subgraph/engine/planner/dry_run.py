@@ -62,11 +62,6 @@ def dry_run(graph: Graph, options: PlanOptions) -> DryRun:
     return best
 
 
-def refusals(graph: Graph, options: PlanOptions) -> dict[str, str]:
-    """Return the reason for each node that has no kernel, by its name."""
-    return dry_run(graph, options).refused
-
-
 class _DryRunner:
     """One attempt with one choice of sample sizes.
 
