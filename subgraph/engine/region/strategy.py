@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import attrs
+
 from subgraph.engine.planner.plan_types import UnknownShapeError
 from subgraph.engine.region.specialized_inputs import Key, SpecializedInputs
 from subgraph.graph.graph import Graph
@@ -17,10 +19,14 @@ class Declined(Exception):
     """A strategy cannot serve a request of a kind that it is meant for; the text is the cause."""
 
 
+@attrs.define(eq=False, slots=False)
 class Request:
-    """A call of a region for which a plan is sought.
+    """A call of a region for which a plan is sought; strategies compute its properties.
 
     Attributes:
+        graph_of: Returns the fused graph.
+        specialized_inputs: The inputs on whose values plans are specialized.
+        dtypes: The dtype that the graph states for each input, None if it states none.
         inputs: Arrays for the inputs that are not weights.
         snapshot: The parameters as the call has to see them.
         obstacle: The error because of which the graph cannot be planned as a whole; None if no
@@ -28,57 +34,36 @@ class Request:
         note: Counts and logs that a strategy or kernel could not serve, by its name and the cause.
     """
 
-    def __init__(
-        self,
-        graph_of: Callable[[], Graph],
-        specialized_inputs: SpecializedInputs,
-        dtypes: Sequence[str | None],
-        inputs: Sequence[Any],
-        snapshot: Snapshot,
-        obstacle: UnknownShapeError | None,
-        note: Callable[[str, str], None],
-    ) -> None:
-        """Prepare a request; its properties are computed when a strategy first reads them.
-
-        Args:
-            graph_of: Returns the fused graph.
-            specialized_inputs: The inputs on whose values plans are specialized.
-            dtypes: The dtype that the graph states for each input, None if it states none.
-            inputs: See the class.
-            snapshot: See the class.
-            obstacle: See the class.
-            note: See the class.
-        """
-        self.inputs = inputs
-        self.snapshot = snapshot
-        self.obstacle = obstacle
-        self.note = note
-        self._graph_of = graph_of
-        self._specialized_inputs = specialized_inputs
-        self._dtypes = dtypes
+    graph_of: Callable[[], Graph]
+    specialized_inputs: SpecializedInputs
+    dtypes: Sequence[str | None]
+    inputs: Sequence[Any]
+    snapshot: Snapshot
+    obstacle: UnknownShapeError | None
+    note: Callable[[str, str], None]
 
     @computed_once
     def graph(self) -> Graph:
         """The fused graph, for the parameters of the snapshot."""
-        return self._graph_of()
+        return self.graph_of()
 
     @computed_once
     def types(self) -> list[TensorType]:
         """The types of the inputs; arrays of another dtype than stated are converted in a run."""
-        pairs = zip(self._dtypes, self.inputs, strict=True)
+        pairs = zip(self.dtypes, self.inputs, strict=True)
         return [TensorType(dtype or dtype_of(item), item.shape) for dtype, item in pairs]
 
     @computed_once
     def key(self) -> Key:
         """The key of plans: the shapes of inputs, then the values they are specialized on."""
         _ = self.graph  # fusing the graph again resets the specialized inputs
-        return self._specialized_inputs.key(self.inputs)
+        return self.specialized_inputs.key(self.inputs)
 
     @computed_once
     def specialized_values(self) -> dict[int, Any]:
         """The values of the specialized inputs, by position."""
         _ = self.graph
-        return self._specialized_inputs.of(self.inputs)
+        return self.specialized_inputs.of(self.inputs)
 
 
 class Strategy:
