@@ -42,6 +42,7 @@ from subgraph.weights.cache import WeightCache, WeightEntry
 if TYPE_CHECKING:
     import pyopencl as cl
 
+_MAX_INDEX = 2**31 - 1  # kernels compute the indices of elements in a buffer as int32
 # An enqueued run: the arrays that its downloads fill, and those that the caller passed for results.
 Pending = tuple[list[Array], "Sequence[Array | None] | None"]
 
@@ -272,10 +273,18 @@ class ClExecutablePlan:
             return position + 2
         assert isinstance(argument, (Operand, Scratch))
         root, offset = location_of(argument)
-        item = argument.itemsize if isinstance(argument, Operand) else 1
+        item, count = 1, argument.nbytes
+        if isinstance(argument, Operand):
+            item, count = argument.itemsize, argument.size
         buffer, begin = self._location(root)
         self._set_buffer(kernel, position, buffer)
-        kernel.set_arg(position + 1, np.int32((begin + offset) // item))
+        first = (begin + offset) // item
+        if first + count > _MAX_INDEX:
+            raise DeviceError(
+                f"the values that live at the same time are too large: one ends at element "
+                f"{first + count} of their memory, and kernels count to 2^31; use smaller inputs"
+            )
+        kernel.set_arg(position + 1, np.int32(first))
         return position + 2
 
     def _location(self, root: Storage) -> tuple[cl.Buffer | int, int]:

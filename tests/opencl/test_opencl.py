@@ -22,6 +22,8 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.export import region_nodes
 from subgraph.devices.plugins.opencl import OpenclDevice
+from subgraph.engine.planner.memory import assign_offsets
+from subgraph.engine.planner.plan import Planner
 from subgraph.errors import DeviceError
 from subgraph.graph.types import Array
 from subgraph.opencl import executable_plan, runtime, tuning
@@ -523,6 +525,24 @@ def test_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         request.infer([array])
     full.clear()
     np.testing.assert_allclose(request.infer([array])[0], wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("begin", [2**36, 4 * 2**31 - 64])  # bytes; the second one ends beyond
+def test_an_operand_beyond_the_range_of_indices(
+    begin: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = sg.input("x", (64, 64))
+    product = ops.MatMul(x, sg.parameter("w", random(64, 64)))
+    graph = sg.Graph([x], [ops.Softmax(ops.MatMul(product, product))])
+
+    def far(sizes: Any, lives: Any) -> Any:
+        offsets, total = assign_offsets(sizes, lives)
+        return [begin + offset for offset in offsets], total
+
+    monkeypatch.setattr(Planner, "place_storages", lambda self, *args: far(*args))
+    model = alone().compile_model(graph, {})
+    with pytest.raises(DeviceError, match="kernels count to 2\\^31"):
+        model.create_infer_request().infer([random(64, 64)])
 
 
 def test_a_program_that_does_not_build(monkeypatch: pytest.MonkeyPatch) -> None:
