@@ -55,6 +55,7 @@ Types = Sequence[TensorType]
 InputAxis = tuple[int, int]  # a dimension: the position of an input, and the axis
 
 
+@attrs.frozen(eq=False)
 class PlanInstance:
     """A symbolic plan for certain shapes.
 
@@ -63,10 +64,8 @@ class PlanInstance:
         numbers: Its numbers for these shapes, int64.
     """
 
-    def __init__(self, symbolic_plan: SymbolicPlan, numbers: NDArray[np.int64]) -> None:
-        """Return the instance with these numbers."""
-        self.symbolic_plan = symbolic_plan
-        self.numbers = numbers
+    symbolic_plan: SymbolicPlan
+    numbers: NDArray[np.int64]
 
     @property
     def versions(self) -> Versions:
