@@ -38,7 +38,6 @@ def identity_of(dtype: str, op: str) -> float:
 
 def _combiner(v: Any, op: str) -> Function:
     """Return ``f(total, x)``, which combines vectors of results."""
-    largest, smallest = v.maximum, v.minimum
 
     @register_jitable
     def add(total: Any, x: Any) -> Any:
@@ -48,71 +47,47 @@ def _combiner(v: Any, op: str) -> Function:
     def multiply(total: Any, x: Any) -> Any:
         return total * x
 
-    @register_jitable
-    def take_max(total: Any, x: Any) -> Any:
-        return largest(total, x)
-
-    @register_jitable
-    def take_min(total: Any, x: Any) -> Any:
-        return smallest(total, x)
-
-    return {"max": take_max, "min": take_min, "prod": multiply}.get(op, add)
+    combiners: dict[str, Function] = {"max": v.maximum, "min": v.minimum, "prod": multiply}
+    return combiners.get(op, add)
 
 
 def _transform(v: Any, op: str) -> Function:
     """Return ``f(x, shift)``, applied to elements before they are combined."""
-    absolute = v.abs
-    exp: Any = vmath.function("exp", v.dtype, v.lanes) if op == "sumexp" else None
+    absolute, is_absolute, is_squared = v.abs, op == "l1", op in ("l2", "sumsq")
+    is_shifted = op == "sumexp"
+    exp: Any = vmath.function("exp", v.dtype, v.lanes) if is_shifted else None
 
     @register_jitable
-    def plain(x: Any, shift: Any) -> Any:
+    def transform(x: Any, shift: Any) -> Any:
+        if is_absolute:
+            return absolute(x)
+        if is_squared:
+            return x * x
+        if is_shifted:
+            return exp(x - shift)
         return x
 
-    @register_jitable
-    def magnitude(x: Any, shift: Any) -> Any:
-        return absolute(x)
-
-    @register_jitable
-    def square(x: Any, shift: Any) -> Any:
-        return x * x
-
-    @register_jitable
-    def shifted(x: Any, shift: Any) -> Any:
-        return exp(x - shift)
-
-    named = {"l1": magnitude, "l2": square, "sumsq": square, "sumexp": shifted}
-    return named.get(op, plain)
+    return transform
 
 
 def _finish(v: Any, op: str) -> Function:
     """Return ``f(x, shift, number)``, applied to results; ``number``: elements reduced to one."""
-    real = v.dtype.startswith("float")
-    root: Any = v.sqrt if real else None
-    log: Any = vmath.function("log", v.dtype, v.lanes) if op in ("logsum", "sumexp") else None
-    splat = v.splat
+    is_mean, is_root, is_shifted = op == "mean", op == "l2", op == "sumexp"
+    is_logarithm, splat = is_shifted or op == "logsum", v.splat
+    root: Any = v.sqrt if is_root else None
+    log: Any = vmath.function("log", v.dtype, v.lanes) if is_logarithm else None
 
     @register_jitable
-    def plain(x: Any, shift: Any, number: float) -> Any:
+    def finish(x: Any, shift: Any, number: float) -> Any:
+        if is_mean:
+            return x / splat(number)
+        if is_root:
+            return root(x)
+        if is_logarithm:
+            return log(x) + shift if is_shifted else log(x)
         return x
 
-    @register_jitable
-    def mean(x: Any, shift: Any, number: float) -> Any:
-        return x / splat(number)
-
-    @register_jitable
-    def square_root(x: Any, shift: Any, number: float) -> Any:
-        return root(x)
-
-    @register_jitable
-    def logarithm(x: Any, shift: Any, number: float) -> Any:
-        return log(x)
-
-    @register_jitable
-    def shifted(x: Any, shift: Any, number: float) -> Any:
-        return log(x) + shift
-
-    named = {"mean": mean, "l2": square_root, "logsum": logarithm, "sumexp": shifted}
-    return named.get(op, plain)
+    return finish
 
 
 @register_jitable
