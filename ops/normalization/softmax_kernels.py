@@ -46,40 +46,24 @@ def _last_step(v: Any, log: bool, half_precision: str) -> tuple[Function, Functi
     logarithm, splat = vmath.function("log", v.dtype, v.lanes), v.splat
     rounded = _rounding(v.dtype, half_precision, v.lanes)
 
-    if log and half_precision:
+    half = bool(half_precision)
 
-        def scale_of(total: Any, top: Any) -> Any:
-            return rounded(logarithm(rounded(total)))
+    @register_jitable
+    def scale_of(total: Any, top: Any) -> Any:
+        total = rounded(total)
+        if log:
+            return rounded(logarithm(total)) if half else top + logarithm(total)
+        return total if half else splat(1.0) / total
 
-        def finish(value: Any, top: Any, scale: Any) -> Any:
-            return rounded(value - top) - scale
+    @register_jitable
+    def finish(value: Any, top: Any, scale: Any) -> Any:
+        if log:
+            return rounded(value - top) - scale if half else value - scale
+        # Of half precision each element is divided, as the reference does: the product with a
+        # rounded reciprocal may round differently.
+        return value / scale if half else value * scale
 
-    elif log:
-
-        def scale_of(total: Any, top: Any) -> Any:
-            return top + logarithm(total)
-
-        def finish(value: Any, top: Any, scale: Any) -> Any:
-            return value - scale
-
-    elif half_precision:
-        # Each element is divided, as the reference does: the product with a rounded reciprocal may
-        # round differently.
-        def scale_of(total: Any, top: Any) -> Any:
-            return rounded(total)
-
-        def finish(value: Any, top: Any, scale: Any) -> Any:
-            return value / scale
-
-    else:
-
-        def scale_of(total: Any, top: Any) -> Any:
-            return splat(1.0) / total
-
-        def finish(value: Any, top: Any, scale: Any) -> Any:
-            return value * scale
-
-    return register_jitable(scale_of), register_jitable(finish)
+    return scale_of, finish
 
 
 def rows(*, dtype: str, lanes: int, log: bool, half_precision: str) -> Function:
