@@ -60,7 +60,7 @@ def _element(dtype: str, flavour: str) -> tuple[Any, Any, Any, Any]:
     """
     # Products of bytes (vpdpbusd, vpmaddubsw) take unsigned bytes on the left side, so that signed
     # ones are stored plus 128. The zero point moves by as much (`qlinear_operands`).
-    load1 = ld_i8 if dtype == "int8" else ld_u8
+    load1, pairs = ld_i8 if dtype == "int8" else ld_u8, flavour == "pairs"
     flip = 128 if dtype == "int8" else 0
     narrow, wide = vec(dtype, BLOCK), vec("int16", BLOCK)
     widen, load = convert(dtype, "int16", BLOCK), narrow.load
@@ -68,41 +68,33 @@ def _element(dtype: str, flavour: str) -> tuple[Any, Any, Any, Any]:
     as_byte, byte = convert("int16", "int8", BLOCK), vec("int8", BLOCK)
     store_b, splat_b = byte.store, byte.splat
 
-    if flavour == "pairs":
-
-        @register_jitable
-        def one(source: int, to: int, zero: int) -> None:
+    @register_jitable
+    def one(source: int, to: int, zero: int) -> None:
+        if pairs:
             st_i16(to, load1(source) - zero)
-
-        @register_jitable
-        def sixteen(source: int, to: int, zero: int) -> None:
-            store(to, widen(load(source)) - splat(zero))
-
-        @register_jitable
-        def clear(to: int, count: int, zero: int) -> None:
-            for i in range(count):
-                st_i16(to + 2 * i, 0)
-
-        @register_jitable
-        def clear_block(to: int, zero: int) -> None:
-            store(to, splat(0))
-    else:
-
-        @register_jitable
-        def one(source: int, to: int, zero: int) -> None:
+        else:
             st_i8(to, load1(source) + flip)
 
-        @register_jitable
-        def sixteen(source: int, to: int, zero: int) -> None:
+    @register_jitable
+    def sixteen(source: int, to: int, zero: int) -> None:
+        if pairs:
+            store(to, widen(load(source)) - splat(zero))
+        else:
             store_b(to, as_byte(widen(load(source)) + splat(flip)))
 
-        @register_jitable
-        def clear(to: int, count: int, zero: int) -> None:
-            for i in range(count):
+    @register_jitable
+    def clear(to: int, count: int, zero: int) -> None:
+        for i in range(count):
+            if pairs:
+                st_i16(to + 2 * i, 0)
+            else:
                 st_i8(to + i, zero + flip)
 
-        @register_jitable
-        def clear_block(to: int, zero: int) -> None:
+    @register_jitable
+    def clear_block(to: int, zero: int) -> None:
+        if pairs:
+            store(to, splat(0))
+        else:
             store_b(to, splat_b(zero + flip))
 
     return one, sixteen, clear, clear_block
