@@ -33,6 +33,7 @@ from subgraph.ops.shared.strides import Ints, collapse, contiguous, normal_axis
 from subgraph.ops.shared.tile_planning import tiles
 
 from .arguments import ArgMinMaxArguments, CumulativeArguments, ReductionArguments
+from .op import number_range
 
 _OPS = {
     "ReduceSum": "sum",
@@ -167,15 +168,9 @@ def emit_empty_reduction(low: Lowering, op: str, y: Operand) -> None:
         y: The result, filled with the operation's identity (NaN for "mean").
     """
     dtype = numpy_dtype(y.dtype)
-    if op in ("max", "min") and dtype.kind == "b":
-        number = np.array([op == "min"])
-    elif op in ("max", "min") and dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        number = np.array([info.min if op == "max" else info.max], dtype)
-    else:
-        ends = {"max": -math.inf, "min": math.inf, "prod": 1.0}
-        value = {**_EMPTY, **ends}.get(op, 0.0)
-        number = np.array([value]).astype(dtype)
+    least, most = number_range(dtype)
+    results = {**_EMPTY, "max": least, "min": most, "prod": 1.0}
+    number = np.array([results.get(op, 0.0)]).astype(dtype)
     emit_fill(low, y, y.size, number)
 
 

@@ -11,7 +11,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.batch_axes import BatchCall, except_axes
 from subgraph.operators.operator import declare
-from subgraph.operators.reference import attributes, standard
+from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
     int_list,
@@ -104,33 +104,62 @@ def argminmax_types(node: Node, types: Types, values: Values) -> list[ValueType 
     return [TensorType("int64", _without(x.shape, {axis}, keep))]
 
 
-# Operators whose sums of integers are taken in float64.
+def _log_sum_exp(x: Array, axis: tuple[int, ...] | None, keep: bool) -> Array:
+    wide = x.astype(np.float64)
+    top = np.max(wide, axis=axis, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0.0)
+    total: Array = np.sum(np.exp(wide - top), axis=axis, keepdims=keep)
+    return np.log(total) + top.reshape(np.shape(total))
+
+
+# Each operator as ``f(x, axes, keep)``; the result may have a wider dtype than x.
+_REDUCTIONS: dict[str, Callable[[Any, tuple[int, ...] | None, bool], Any]] = {
+    "ReduceL1": lambda x, axes, keep: np.sum(np.abs(x), axes, keepdims=keep),
+    "ReduceL2": lambda x, axes, keep: np.sqrt(np.sum(np.square(x), axes, keepdims=keep)),
+    "ReduceLogSum": lambda x, axes, keep: np.log(np.sum(x, axes, keepdims=keep)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": lambda x, axes, keep: np.max(x, axes, keepdims=keep),
+    "ReduceMean": lambda x, axes, keep: np.mean(x, axes, x.dtype, keepdims=keep),
+    "ReduceMin": lambda x, axes, keep: np.min(x, axes, keepdims=keep),
+    "ReduceProd": lambda x, axes, keep: np.prod(x, axes, keepdims=keep),
+    "ReduceSum": lambda x, axes, keep: np.sum(x, axes, keepdims=keep),
+    "ReduceSumSquare": lambda x, axes, keep: np.sum(np.square(x), axes, keepdims=keep),
+}
+# Operators whose sums of integers are taken in float64: they may exceed the dtype.
 _REAL = ("ReduceL2", "ReduceLogSum", "ReduceMean")
 
 
-_NUMPY: dict[str, Callable[..., Any]] = {
-    "ReduceMax": np.max,
-    "ReduceMin": np.min,
-    "ReduceProd": np.prod,
-}
-
-
 def reduced(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Return the largest or smallest elements, or products; NumPy has no maximum of nothing."""
-    x: Array = inputs[0]
-    plain = x.ndim and x.size and x.dtype.kind in "fi"
-    if not plain or node.attrs.get("noop_with_empty_axes", 0):
-        return with_scalars(node, inputs)
-    axes = node.attrs.get("axes")
-    if len(inputs) > 1 and inputs[1] is not None:
-        axes = inputs[1].reshape(-1).tolist()
-    keeps = bool(node.attrs.get("keepdims", 1))
-    found = _NUMPY[node.op_type](x, axis=tuple(axes) if axes else None, keepdims=keeps)
-    return [np.asarray(found).astype(x.dtype)]
+    """Return the reduction over the node's axes, in the input's dtype; a scalar has axis 0.
+
+    onnx.reference fails for a scalar with axes and for logarithms of integers, which opsets up to
+    26 allow, and returns wider dtypes of integers.
+    """
+    given: Array = inputs[0]
+    x = given.reshape(given.shape or (1,))
+    listed = inputs[1] if len(inputs) > 1 else node.attrs.get("axes")
+    axes = () if listed is None else tuple(int(axis) for axis in np.ravel(listed))
+    over = axes if axes or node.attrs.get("noop_with_empty_axes", 0) else None
+    keep = bool(node.attrs.get("keepdims", 1))
+    if not x.size and node.op_type in ("ReduceMax", "ReduceMin"):  # NumPy has none of nothing
+        least, most = number_range(x.dtype)
+        shape = np.sum(x, over, keepdims=keep).shape
+        return [np.full(shape, least if node.op_type == "ReduceMax" else most, x.dtype)]
+    if node.op_type in _REAL and x.dtype.kind in "iu":
+        x = x.astype(np.float64)
+    found = np.asarray(_REDUCTIONS[node.op_type](x, over, keep)).astype(given.dtype)
+    return [found if given.ndim else found.reshape(())]
+
+
+def number_range(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Return the least and the greatest number of a dtype."""
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min, np.iinfo(dtype).max
+    return (0, 1) if dtype.kind == "b" else (-np.inf, np.inf)
 
 
 def with_scalars(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Reduce a scalar as a vector of one; onnx.reference fails for a scalar with axes."""
+    """Search a scalar as a vector of one; onnx.reference fails for a scalar with an axis."""
     x: Array = inputs[0]
     if x.ndim:
         return list(standard(node, inputs))
@@ -138,43 +167,11 @@ def with_scalars(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [np.asarray(found).reshape(())]
 
 
-def in_dtype_of_input(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Return results of the input's dtype; onnx.reference returns NumPy's wider one of integers.
-
-    Of integers it raises for logarithms, which opsets up to 26 allow, and means and norms are wrong
-    where the sum exceeds the dtype.
-    """
-    x: Array = inputs[0]
-    if node.op_type in _REAL and x.dtype.kind in "iu":
-        inputs = [x.astype(np.float64), *inputs[1:]]
-    return [np.asarray(y).astype(x.dtype) for y in with_scalars(node, inputs)]
-
-
 def cumulative(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Accumulate along an axis; onnx.reference raises for an axis of shape [1] and for rank 0."""
     x, axis = inputs
     found: Array = standard(node, [x.reshape(x.shape or (1,)), axis.reshape(())])[0]
     return [found.reshape(x.shape)]
-
-
-def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Return log(sum(exp(x))); onnx.reference fails for rank 0."""
-    x: Array = inputs[0]
-    if not x.ndim:  # a scalar counts as one axis of one element
-        return [np.asarray(log_sum_exp(node, [x.reshape(1), *inputs[1:]])[0]).reshape(())]
-    options = attributes(node)
-    stated = inputs[1] if len(inputs) > 1 and inputs[1] is not None else options.get("axes")
-    listed = () if stated is None else tuple(int(axis) for axis in np.ravel(stated))
-    axes = listed or None
-    if axes is None and options.get("noop_with_empty_axes", 0):
-        axes = ()
-    wide = x.astype(np.float64)
-    top = np.max(wide, axis=axes, keepdims=True, initial=-np.inf)
-    top = np.where(np.isfinite(top), top, 0.0)
-    total = np.log(np.sum(np.exp(wide - top), axis=axes, keepdims=True)) + top
-    if not options.get("keepdims", 1):
-        total = total.squeeze(axis=axes)
-    return [np.asarray(total).astype(x.dtype)]
 
 
 def _reduced_axes(call: BatchCall) -> list[int] | None:
@@ -214,32 +211,17 @@ declare(
     batch=except_axes(_cumulative_axis),
 )
 declare(
-    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSumSquare"),
-    requires=reduction_operands,
-    infer=reduction_types,
-    compute=in_dtype_of_input,
-    speculatable=True,
-    batch=_of_reductions,
-)
-declare(
-    "ReduceLogSumExp",
-    requires=reduction_operands,
-    infer=reduction_types,
-    compute=log_sum_exp,
-    batch=_of_reductions,
-)
-declare(
-    *("ReduceMax", "ReduceMin", "ReduceProd"),
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum", "ReduceSumSquare"),
     requires=reduction_operands,
     infer=reduction_types,
     compute=reduced,
+    speculatable=True,
     batch=_of_reductions,
 )
 declare(
-    "ReduceSum",
+    *("ReduceLogSumExp", "ReduceMax", "ReduceMin", "ReduceProd"),
     requires=reduction_operands,
     infer=reduction_types,
-    compute=with_scalars,
-    speculatable=True,
+    compute=reduced,
     batch=_of_reductions,
 )
