@@ -6,8 +6,8 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments
 from subgraph.ops.movement.window_arguments import WindowArguments
 
 
-class ConvOperands(KernelArguments):
-    """The first arguments of every convolution kernel.
+class ConvArguments(WindowArguments):
+    """Operands of a convolution kernel, its sizes, and the kernels that compute a tile of outputs.
 
     Attributes:
         x: First element of the images.
@@ -15,19 +15,9 @@ class ConvOperands(KernelArguments):
         y: First element of the output images.
         bias: First element of the bias, padded to whole blocks where y has blocks; 0: none.
         residual: First element of an array shaped as y that is added to the sums; 0: none.
-    """
-
-    x: Address
-    weights: Address
-    y: Address
-    bias: Address
-    residual: Address
-
-
-class ConvTile(WindowArguments):
-    """Sizes of images and windows, and the kernels that compute a tile of outputs.
-
-    Attributes:
+        x_image: Bytes between images of x.
+        y_image: Bytes between images of y.
+        residual_image: Bytes between images of the residual.
         tile: Kernel of a tile: a register tile, a strip or a row of windows.
         activation: Kernel of the activation, applied to finished outputs; 0: none.
         flags: ``F_*`` flags of the tile (``subgraph.engine.codegen.tiling``).
@@ -35,6 +25,14 @@ class ConvTile(WindowArguments):
         high: Upper bound of the outputs, if the flags ask for it; or a parameter of ``activation``.
     """
 
+    x: Address
+    weights: Address
+    y: Address
+    bias: Address
+    residual: Address
+    x_image: int
+    y_image: int
+    residual_image: int
     tile: Address
     activation: Address
     flags: int
@@ -42,21 +40,33 @@ class ConvTile(WindowArguments):
     high: float
 
 
-class DirectOperands(ConvOperands):
-    """Operands of `direct`.
+class StridedOutputArguments(ConvArguments):
+    """Arguments of kernels whose outputs may be apart in y: phases of a transposed one.
+
+    y and the residual have the same strides.
 
     Attributes:
-        groups: Groups of channels.
-        input_blocks: Input blocks of one group (channels when plain).
-        output_blocks: Output blocks of one group.
+        rows: Output rows of a unit.
+        scratch: Scratch of the first worker; 0: x is read in place (no pads, whole blocks).
+        scratch_bytes: Bytes from a worker's scratch to the next one's.
+        y_column: Pixels of y from an output to the next one along the width.
+        y_row: Along the height.
+        y_plane: Along the depth.
+        y_block: Pixels of y between blocks of output channels.
+        y_offset: Bytes from the start of an image of y to its first output.
     """
 
-    groups: int
-    input_blocks: int
-    output_blocks: int
+    rows: int
+    scratch: Address
+    scratch_bytes: int
+    y_column: int
+    y_row: int
+    y_plane: int
+    y_block: int
+    y_offset: int
 
 
-class DirectArguments(DirectOperands, ConvTile):
+class DirectArguments(StridedOutputArguments):
     """Arguments of `direct`; a work unit is a block of output pixels and of panels.
 
     There are images * groups * output depth * row blocks * column blocks * panel blocks units.
@@ -69,29 +79,20 @@ class DirectArguments(DirectOperands, ConvTile):
     blocks, and the offset of its weights in bytes. Groups that are not whole blocks of channels run
     as one convolution over bands.
 
-    y and the residual have the same strides. They are those of whole images unless only some of the
-    pixels are written (transposed convolution). With scratch, the part of x that a unit reads for a
-    segment is copied there together with its padding. A worker needs for each block
+    With scratch, the part of x that a unit reads for a segment is copied there together with its
+    padding. A worker needs for each block
     ``reach(depth) * reach(height) * reach(width)`` pixels, where
     ``reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1`` over the outputs of a unit (one
     along the depth); if ``gathered``, the outputs of a unit times the taps. Blocked input with a
     dilation along the width needs a kernel of depth 1.
 
     Attributes:
-        rows: Output rows of a unit.
+        groups: Groups of channels.
+        input_blocks: Input blocks of one group (channels when plain).
+        output_blocks: Output blocks of one group.
         columns: Output columns of a unit.
         panels: Panels of a unit.
-        scratch: Scratch of the first worker; 0: x is read in place (no pads, whole blocks).
-        scratch_bytes: Bytes from a worker's scratch to the next one's.
         over_pixels: Whether units run over pixels first (1) or over panels first (0).
-        x_image: Bytes between images of x.
-        y_image: Bytes between images of y.
-        residual_image: Bytes between images of the residual.
-        y_column: Pixels of y from an output to the next one along the width.
-        y_row: Along the height.
-        y_plane: Along the depth.
-        y_block: Pixels of y between blocks of output channels.
-        y_offset: Bytes from the start of an image of y to its first output.
         bands: The first band; 0: none.
         rest: Channels of the last input block that exist (0: all). With more than one tap that
             block is a segment of its own, and the kernel must have depth 1.
@@ -103,20 +104,12 @@ class DirectArguments(DirectOperands, ConvTile):
         joined: Most units of the same pixels that may run as one.
     """
 
-    rows: int
+    groups: int
+    input_blocks: int
+    output_blocks: int
     columns: int
     panels: int
-    scratch: Address
-    scratch_bytes: int
     over_pixels: int
-    x_image: int
-    y_image: int
-    residual_image: int
-    y_column: int
-    y_row: int
-    y_plane: int
-    y_block: int
-    y_offset: int
     bands: Address
     rest: int
     segment: int
@@ -125,66 +118,45 @@ class DirectArguments(DirectOperands, ConvTile):
     joined: int
 
 
-class GenericOperands(ConvOperands):
-    """Operands of `generic`; weights are [group][output channel][K].
+class GenericArguments(ConvArguments):
+    """Arguments of `generic`; a work unit is a run of output pixels of a group of an image.
+
+    There are images * groups * ceil(output pixels / pixels of a unit) units. K runs over (channel,
+    taps along depth, height, width); weights are [group][output channel][K]. A worker's scratch
+    holds K rows of the pixels of a unit.
 
     Attributes:
         groups: Groups of channels.
         inputs: Input channels of one group.
         outputs: Output channels of one group.
+        masked_tile: The contraction tile whose last vector is masked.
+        pixels: Output pixels of a unit, whole vectors.
+        scratch: Scratch of the first worker; 0: x is read in place.
+        scratch_bytes: Bytes from a worker's scratch to the next one's.
     """
 
     groups: int
     inputs: int
     outputs: int
-
-
-class GenericArguments(GenericOperands, ConvTile):
-    """Arguments of `generic`; a work unit is a run of output pixels of a group of an image.
-
-    There are images * groups * ceil(output pixels / pixels of a unit) units. K runs over (channel,
-    taps along depth, height, width). A worker's scratch holds K rows of the pixels of a unit.
-
-    Attributes:
-        masked_tile: The contraction tile whose last vector is masked.
-        pixels: Output pixels of a unit, whole vectors.
-        scratch: Scratch of the first worker; 0: x is read in place.
-        scratch_bytes: Bytes from a worker's scratch to the next one's.
-        x_image: Bytes between images of x.
-        y_image: Bytes between images of y.
-        residual_image: Bytes between images of the residual.
-    """
-
     masked_tile: Address
     pixels: int
     scratch: Address
     scratch_bytes: int
-    x_image: int
-    y_image: int
-    residual_image: int
 
 
-class GatherOperands(KernelArguments):
-    """Operands of `gather`.
+class GatherArguments(WindowArguments):
+    """Arguments of `gather`; a work unit is an input block of a slice of an image's output.
 
     Attributes:
         x: First element of the images, in blocks.
         y: First element of the result.
         blocks: Input blocks of an image.
+        x_image: Bytes between images of x.
     """
 
     x: Address
     y: Address
     blocks: int
-
-
-class GatherArguments(GatherOperands, WindowArguments):
-    """Arguments of `gather`; a work unit is an input block of a slice of an image's output.
-
-    Attributes:
-        x_image: Bytes between images of x.
-    """
-
     x_image: int
 
 
@@ -206,100 +178,44 @@ class RepeatArguments(KernelArguments):
     pixels: int
 
 
-class DepthwiseOperands(ConvOperands):
-    """Operands of `depthwise`; weights are [block][taps along depth, height, width][lane].
-
-    Attributes:
-        blocks: Blocks of channels of an image.
-    """
-
-    blocks: int
-
-
-class DepthwiseArguments(DepthwiseOperands, ConvTile):
+class DepthwiseArguments(StridedOutputArguments):
     """Arguments of `depthwise`; a work unit is a block of output rows of one block of channels.
 
-    There are images * blocks * output depth * row blocks units. A worker's scratch holds
+    There are images * blocks * output depth * row blocks units. Weights are [block][taps along
+    depth, height, width][lane]. A worker's scratch holds
     ``reach(depth) * reach(height) * reach(width)`` blocks (see `DirectArguments`).
 
     Attributes:
-        rows: Output rows of a unit.
-        scratch: Scratch of the first worker; 0: x is read in place (no pads).
-        scratch_bytes: Bytes from a worker's scratch to the next one's.
-        x_image: Bytes between images of x.
-        y_image: Bytes between images of y.
-        residual_image: Bytes between images of the residual.
-        y_column: Pixels of y from an output to the next one along the width.
-        y_row: Along the height.
-        y_plane: Along the depth.
-        y_block: Pixels of y between blocks of channels.
-        y_offset: Bytes from the start of an image of y to its first output.
-    """
-
-    rows: int
-    scratch: Address
-    scratch_bytes: int
-    x_image: int
-    y_image: int
-    residual_image: int
-    y_column: int
-    y_row: int
-    y_plane: int
-    y_block: int
-    y_offset: int
-
-
-class WindowRowsOperands(ConvOperands):
-    """Operands of `windows`; weights are [block][row of taps][channel of a group][column][lane].
-
-    Attributes:
-        group_channels: Channels of a group, as many in x as in y; it divides the lanes.
         blocks: Blocks of channels of an image.
     """
 
-    group_channels: int
     blocks: int
 
 
-class WindowRowsArguments(WindowRowsOperands, ConvTile):
+class WindowRowsArguments(ConvArguments):
     """Arguments of `windows`; a work unit is a block of output rows of one block of channels.
 
     The tile is a row of windows (``subgraph.engine.codegen.strip``). Images and kernels have depth
     1; there is no dilation along the width, and at most half a window lies outside the image there.
+    Weights are [block][row of taps][channel of a group][column][lane].
 
     Attributes:
+        group_channels: Channels of a group, as many in x as in y; it divides the lanes.
+        blocks: Blocks of channels of an image.
         rows: Output rows of a unit.
-        x_image: Bytes between images of x.
-        y_image: Bytes between images of y.
-        residual_image: Bytes between images of the residual.
         y_rounded: Whether y is of bfloat16, in blocks of twice as many channels.
     """
 
+    group_channels: int
+    blocks: int
     rows: int
-    x_image: int
-    y_image: int
-    residual_image: int
     y_rounded: int
 
 
-class WinogradOperands(ConvOperands):
-    """Operands of `winograd`.
+class WinogradArguments(ConvArguments):
+    """Arguments of `winograd`; a work unit is a block of tiles and of output panels.
 
     Weights are [point][panel][input block][values of the point][lane][columns].
-
-    Attributes:
-        images: Number of images.
-        input_blocks: Input blocks of the sums: those of an image, times the depth of the kernel.
-        output_blocks: Output blocks that are computed.
-    """
-
-    images: int
-    input_blocks: int
-    output_blocks: int
-
-
-class WinogradArguments(WinogradOperands, ConvTile):
-    """Arguments of `winograd`; a work unit is a block of tiles and of output panels.
 
     There are ceil(images * tiles of an image / tiles of a unit) * panel blocks units, panels
     innermost; consecutive units of the same tiles transform their input once. The stages (few-row
@@ -313,6 +229,9 @@ class WinogradArguments(WinogradOperands, ConvTile):
     the sums of one point, before the values.
 
     Attributes:
+        images: Number of images.
+        input_blocks: Input blocks of the sums: those of an image, times the depth of the kernel.
+        output_blocks: Output blocks that are computed.
         tiles: Tiles of a unit.
         in_place: 1 if sums overwrite the values of earlier points, which halves the memory that
             must stay in the cache; needs at most as many output blocks as input blocks, and all
@@ -322,24 +241,21 @@ class WinogradArguments(WinogradOperands, ConvTile):
         scratch_bytes: Bytes from a worker's scratch to the next one's.
         stage: 0: units do everything. Otherwise there is a single block of tiles with all panels,
             and units transform the input (1), multiply (2) or transform the sums (3).
-        x_image: Bytes between images of x.
-        y_image: Bytes between images of y.
-        residual_image: Bytes between images of the residual.
         shared: Values and sums that the stages share; 0: none.
         stage_panels: Panels of a unit that multiplies.
         rest: Channels of the last input block that exist (stride 1; 0: all).
         segment: Input blocks of a segment of the sums (strips).
     """
 
+    images: int
+    input_blocks: int
+    output_blocks: int
     tiles: int
     in_place: int
     panels: int
     scratch: Address
     scratch_bytes: int
     stage: int
-    x_image: int
-    y_image: int
-    residual_image: int
     shared: Address
     stage_panels: int
     rest: int
