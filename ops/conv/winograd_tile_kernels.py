@@ -343,34 +343,16 @@ def storer(v: Any, count: int) -> Any:
 
     They are stored from address ``target`` on, ``step`` bytes apart, and the last one at ``last``.
     """
-    store = v.store
+    store, several, final = v.store, count > 1, count - 1
+    store_others: Any = storer(v, final) if several else None
 
     @register_jitable
-    def store2(d: Any, to: int, step: int, last: int) -> None:
-        store(to, d[0])
-        store(last, d[1])
+    def store_all(d: Any, to: int, step: int, last: int) -> None:
+        if several:
+            store_others(d, to, step, to + (final - 1) * step)
+        store(last, d[final])
 
-    @register_jitable
-    def store3(d: Any, to: int, step: int, last: int) -> None:
-        store2(d, to, step, to + step)
-        store(last, d[2])
-
-    @register_jitable
-    def store4(d: Any, to: int, step: int, last: int) -> None:
-        store2(d, to, step, to + step)
-        store2(d[2:], to + 2 * step, step, last)
-
-    @register_jitable
-    def store5(d: Any, to: int, step: int, last: int) -> None:
-        store4(d, to, step, to + 3 * step)
-        store(last, d[4])
-
-    @register_jitable
-    def store6(d: Any, to: int, step: int, last: int) -> None:
-        store4(d, to, step, to + 3 * step)
-        store2(d[4:], to + 4 * step, step, last)
-
-    return {2: store2, 3: store3, 4: store4, 5: store5, 6: store6}[count]
+    return store_all
 
 
 def finisher(v: Any, m: int) -> Any:
@@ -390,31 +372,19 @@ def finisher(v: Any, m: int) -> Any:
             value = value + load(res + down)
         store(y + down, at_most(high, at_least(low, value)))
 
-    @register_jitable
-    def finish2(
-        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
-    ) -> None:
-        finish(d[0], bias, low, high, y, res, 0)
-        if rows > 1:
-            finish(d[1], bias, low, high, y, res, row)
+    last, several = m - 1, m > 1
+    finish_others: Any = finisher(v, last) if several else None
 
     @register_jitable
-    def finish3(
+    def finish_column(
         d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
     ) -> None:
-        finish2(d, bias, low, high, y, res, row, rows)
-        if rows > 2:
-            finish(d[2], bias, low, high, y, res, 2 * row)
+        if several:
+            finish_others(d, bias, low, high, y, res, row, rows)
+        if not several or rows > last:  # there is at least one row
+            finish(d[last], bias, low, high, y, res, last * row)
 
-    @register_jitable
-    def finish4(
-        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
-    ) -> None:
-        finish3(d, bias, low, high, y, res, row, rows)
-        if rows > 3:
-            finish(d[3], bias, low, high, y, res, 3 * row)
-
-    return {2: finish2, 3: finish3, 4: finish4}[m]
+    return finish_column
 
 
 def tile_prefetcher(n: int, pixel: int) -> Any:
