@@ -1,7 +1,10 @@
 """Parts of recurrent kernels: activations, and the next states from the sums of a cell's gates.
 
-In all functions ``a`` are the kernel's arguments, ``at`` the sums of the gates, ``h`` and ``c`` the
-hidden and the cell state; a state and a gate are rows of ``row`` bytes.
+A cell is ``f(a, sums, h, c, inner, own, holes, row)``, which updates the states of a sequence. Here
+and in all functions ``a`` are the kernel's arguments, the others addresses: ``sums`` of the sums of
+all gates, ``h`` of the hidden state, ``c`` and ``holes`` of LSTM's cell state and peepholes,
+``inner`` and ``own`` of the recurrence and the inputs of GRU's last gate. A state and a gate are
+rows of ``row`` bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ def activation_functions(v: Any, names: tuple[str, ...], clip: bool) -> list[Fun
 
 
 def lstm_cell(v: Any, functions: list[Function], coupled: bool, peepholes: bool) -> Function:
-    """Return ``f(a, at, h, c, holes, row)``: the states of LSTM from the sums of its gates.
+    """Return the cell of LSTM.
 
     Args:
         v: Operations on vectors.
@@ -43,17 +46,19 @@ def lstm_cell(v: Any, functions: list[Function], coupled: bool, peepholes: bool)
     f, g, h_of = functions
 
     @register_jitable
-    def lstm(a: CellsArguments, at: int, h: int, c: int, holes: int, row: int) -> None:
+    def lstm(
+        a: CellsArguments, sums: int, h: int, c: int, inner: int, own: int, holes: int, row: int
+    ) -> None:
         """Update the states; gates are in the order input, output, forget, cell."""
         for j in range(0, row, size):
             cell = load(c + j)
-            i, forget, o = load(at + j), load(at + 2 * row + j), load(at + row + j)
+            i, forget, o = load(sums + j), load(sums + 2 * row + j), load(sums + row + j)
             if peepholes:
                 i = fma(load(holes + j), cell, i)
                 forget = fma(load(holes + 2 * row + j), cell, forget)
             i = f(a, i)
             retained = splat(1.0) - i if coupled else f(a, forget)
-            cell = fma(retained, cell, i * g(a, load(at + 3 * row + j)))
+            cell = fma(retained, cell, i * g(a, load(sums + 3 * row + j)))
             if peepholes:
                 o = fma(load(holes + row + j), cell, o)
             store(c + j, cell)
@@ -63,50 +68,56 @@ def lstm_cell(v: Any, functions: list[Function], coupled: bool, peepholes: bool)
 
 
 def rnn_cell(v: Any, functions: list[Function]) -> Function:
-    """Return ``f(a, at, h, row)``: the state of RNN from its sums."""
+    """Return the cell of RNN."""
     load, store, size, f = v.load, v.store, v.lanes * v.itemsize, functions[0]
 
     @register_jitable
-    def rnn(a: CellsArguments, at: int, h: int, row: int) -> None:
+    def rnn(
+        a: CellsArguments, sums: int, h: int, c: int, inner: int, own: int, holes: int, row: int
+    ) -> None:
         for j in range(0, row, size):
-            store(h + j, f(a, load(at + j)))
+            store(h + j, f(a, load(sums + j)))
 
     return rnn
 
 
-def gru_cell(v: Any, functions: list[Function], linear: bool) -> tuple[Function, Function]:
-    """Return two functions of GRU.
-
-    ``reset_state(a, at, h, to, row)`` writes the state times the reset gate to ``to``.
-    ``gated(a, at, h, inner, inputs, row)`` writes the next state; ``inner`` are the sums of the
-    last gate, with ``linear`` without its ``inputs``.
+def gru_cell(v: Any, functions: list[Function], linear: bool) -> Function:
+    """Return the cell of GRU.
 
     Args:
         v: Operations on vectors.
         functions: The activations.
         linear: ``linear_before_reset``: the reset gate multiplies the recurrence of the last gate,
-            not the state that goes into it.
+            not the state that goes into it; ``inner`` is then without the inputs.
     """
     load, store, fma, splat, size = v.load, v.store, v.fma, v.splat, v.lanes * v.itemsize
     f, g = functions[:2]
 
     @register_jitable
-    def reset_state(a: CellsArguments, at: int, h: int, to: int, row: int) -> None:
-        """Store the reset gate times the state."""
-        for j in range(0, row, size):
-            store(to + j, f(a, load(at + row + j)) * load(h + j))
-
-    @register_jitable
-    def gated(a: CellsArguments, at: int, h: int, inner: int, inputs: int, row: int) -> None:
+    def gru(
+        a: CellsArguments, sums: int, h: int, c: int, inner: int, own: int, holes: int, row: int
+    ) -> None:
         """Update the state; gates are in the order update, reset, hidden."""
         for j in range(0, row, size):
-            z, n = f(a, load(at + j)), load(inner + j)
+            z, n = f(a, load(sums + j)), load(inner + j)
             if linear:
-                n = fma(f(a, load(at + row + j)), n, load(inputs + j))
+                n = fma(f(a, load(sums + row + j)), n, load(own + j))
             n = g(a, n)
             store(h + j, fma(z, load(h + j), (splat(1.0) - z) * n))
 
-    return reset_state, gated
+    return gru
+
+
+def reset_gate(v: Any, functions: list[Function]) -> Function:
+    """Return ``f(a, sums, h, to, row)``, writing GRU's state times its reset gate to ``to``."""
+    load, store, size, f = v.load, v.store, v.lanes * v.itemsize, functions[0]
+
+    @register_jitable
+    def reset_state(a: CellsArguments, sums: int, h: int, to: int, row: int) -> None:
+        for j in range(0, row, size):
+            store(to + j, f(a, load(sums + row + j)) * load(h + j))
+
+    return reset_state
 
 
 @register_jitable

@@ -6,7 +6,7 @@ for all of them. Every gate is padded to whole vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numba.extending import register_jitable
@@ -15,7 +15,7 @@ from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld_i32, memcpy, memset, vec
 
 from .arguments import GATES, CellsArguments
-from .cell_parts import activation_functions, gru_cell, lstm_cell, rnn_cell
+from .cell_parts import activation_functions, gru_cell, lstm_cell, reset_gate, rnn_cell
 from .product_kernels import product
 from .quantized_kernels import quantized_recurrence
 
@@ -51,27 +51,33 @@ def cells(
         clip: The arguments of activations are bounded.
         weights: ``"int8"`` for quantized recurrence weights (LSTM), ``""`` for those of ``dtype``.
     """
-    v = vec(dtype, lanes)
-    item, gates = v.itemsize, GATES[kind]
+    v, int8 = vec(dtype, lanes), weights == "int8"
     functions = activation_functions(v, activations, clip)
-    reset_state, gated = gru_cell(v, functions, linear)
-    lstm, rnn = lstm_cell(v, functions, coupled, peepholes), rnn_cell(v, functions)
-    multiply = product(dtype, lanes, rows, nv)
-    recur = quantized_recurrence(lanes, rows, nv, gates) if weights == "int8" else _no_recurrence
-    sums = _recurrence(v, kind, linear, multiply, reset_state), _int8_parts(v, gates, recur)
-    return _sequence_kernel(kind, item, weights == "int8", sums, _cell(kind, lstm, gated, rnn))
+    if kind == "LSTM":
+        advance = lstm_cell(v, functions, coupled, peepholes)
+    elif kind == "GRU":
+        advance = gru_cell(v, functions, linear)
+    else:
+        advance = rnn_cell(v, functions)
+    if int8:
+        recur = quantized_recurrence(lanes, rows, nv, GATES[kind])
+        parts: Sequence[Function | None] = (None, *_int8_parts(v, GATES[kind], recur))
+    else:
+        multiply = product(dtype, lanes, rows, nv)
+        parts = _recurrence(v, kind, linear, multiply, reset_gate(v, functions)), None, None
+    return _sequence_kernel(kind, v.itemsize, int8, parts, advance)
 
 
 def _sequence_kernel(
-    kind: str, item: int, int8: bool, sums_of: tuple[Any, Any], advance: Function
+    kind: str, item: int, int8: bool, parts: Sequence[Any], advance: Function
 ) -> Function:
     """Return the kernel of `cells`, whose recurrence weights may be ``int8``.
 
-    ``item`` is the bytes of an element; ``sums_of`` has the function of `_recurrence` and those of
-    `_int8_parts`, and ``advance`` is that of `_cell`.
+    ``item`` is the bytes of an element; ``parts`` are the functions of `_recurrence` and of
+    `_int8_parts`, None for those that the weights do not need; ``advance`` is the cell.
     """
     arguments, gates = view_of(CellsArguments), GATES[kind]
-    (gate_sums, (quantized_sums, add_inputs)), read_inputs = sums_of, _input_reader(item, gates)
+    (gate_sums, quantized_sums, add_inputs), read_inputs = parts, _input_reader(item, gates)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -126,49 +132,6 @@ def _sequence_kernel(
                     _store_states(last + state, source, a.state_sequence, count, row, width)
 
     return kernel
-
-
-def _cell(kind: str, lstm: Function, gated: Function, rnn: Function) -> Function:
-    """Return ``f(a, sums, h, c, inner, own, holes, row)``: the next state of a sequence.
-
-    Args:
-        kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
-        lstm: The function of `lstm_cell`.
-        gated: That of `gru_cell` for the new state.
-        rnn: That of `rnn_cell`.
-    """
-
-    @register_jitable(forceinline=True)
-    def advance(
-        a: CellsArguments,
-        sums: int,
-        h: int,
-        c: int,
-        inner: int,
-        own: int,
-        holes: int,
-        row: int,
-    ) -> None:
-        """Compute the next state of a sequence.
-
-        Args:
-            a: The kernel's arguments.
-            sums: Address of the sums of all gates.
-            h: Address of the hidden state.
-            c: Address of the cell state, for LSTM.
-            inner: Address of the sums of the recurrence of GRU's new state.
-            own: Address of the inputs of GRU's new state.
-            holes: Address of the peepholes, for LSTM.
-            row: Bytes of a padded state.
-        """
-        if kind == "LSTM":
-            lstm(a, sums, h, c, holes, row)
-        elif kind == "GRU":
-            gated(a, sums, h, inner, own, row)
-        else:
-            rnn(a, sums, h, row)
-
-    return advance
 
 
 @register_jitable(forceinline=True)
@@ -249,7 +212,7 @@ def _recurrence(
         kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
         linear: GRU's ``linear_before_reset``.
         multiply: The product with the recurrence weights.
-        reset_state: Of `gru_cell`.
+        reset_state: That of `reset_gate`.
     """
     lanes, item, gates = v.lanes, v.itemsize, GATES[kind]
 
@@ -319,11 +282,3 @@ def _int8_parts(v: Any, gates: int, recur: Function) -> tuple[Function, Function
                 store(to + whole, load(to + whole) + rest)
 
     return quantized_sums, add_inputs
-
-
-@register_jitable
-def _no_recurrence(
-    a: CellsArguments, weights: int, before: int, count: int, width: int, padded: int, h: int,
-    sums: int, quantized: int,
-) -> None:  # fmt: skip
-    """Replace the quantized recurrence in kernels that have none, so that they compile."""
