@@ -58,8 +58,11 @@ _MAX_MERGED_GROUPS = 4
 
 
 @lowering("QLinearConv", dtypes=BYTES, layouts=_BOTH)
+@lowering("FusedQLinearConv", domain=INTERNAL_DOMAIN, dtypes=BYTES, layouts=_BOTH)
 def qlinear_conv(node: Node, low: Lowering) -> None:
-    """Lower QLinearConv."""
+    """Lower QLinearConv, and a convolution between DequantizeLinear and QuantizeLinear."""
+    if node.op_type == "FusedQLinearConv" and low.output().layout != "blocked":
+        raise Unsupported("a quantized convolution in the plain layout")
     _convolution(node, read_operands(node, low))
 
 
@@ -67,14 +70,6 @@ def qlinear_conv(node: Node, low: Lowering) -> None:
 def conv_integer(node: Node, low: Lowering) -> None:
     """Lower ConvInteger; DynamicQuantizeLinear computes the zero point of x at run time."""
     _convolution(node, integer_operands(low))
-
-
-@lowering("FusedQLinearConv", domain=INTERNAL_DOMAIN, dtypes=BYTES, layouts=_BOTH)
-def fused_conv(node: Node, low: Lowering) -> None:
-    """Lower a convolution between DequantizeLinear and QuantizeLinear."""
-    if low.output().layout != "blocked":
-        raise Unsupported("a quantized convolution in the plain layout")
-    _convolution(node, read_operands(node, low))
 
 
 def _convolution(node: Node, q: QuantizedOperands) -> None:

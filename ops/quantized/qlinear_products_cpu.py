@@ -56,16 +56,9 @@ _MIN_TILE_MULTIPLICATIONS = 1 << 13
 
 
 @lowering("QLinearMatMul", dtypes=BYTES)
-def qlinear_matmul(node: Node, low: Lowering) -> None:
-    """Lower QLinearMatMul."""
-    q = read_operands(node, low)
-    if q.y.size:
-        _emit_product(node, q)
-
-
 @lowering("FusedQLinearMatMul", domain=INTERNAL_DOMAIN, dtypes=BYTES)
-def fused_matmul(node: Node, low: Lowering) -> None:
-    """Lower MatMul or Gemm between DequantizeLinear and QuantizeLinear."""
+def qlinear_matmul(node: Node, low: Lowering) -> None:
+    """Lower QLinearMatMul, and MatMul or Gemm between DequantizeLinear and QuantizeLinear."""
     q = read_operands(node, low)
     if q.y.size:
         _emit_product(node, q)
