@@ -41,8 +41,8 @@ _box = stack_block(Box)
 taps_inside = register_jitable(_taps_inside)
 
 
-def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:
-    """Return the compiled function that copies a box of an image and fills in the pixels outside.
+def strip_copier(dtype: str, lanes: int, plain: bool) -> Any:
+    """Return the compiled function that copies a box of an image, with zeros for pixels outside.
 
     Its signature is ``copy(sizes, blocks, x, to, where)``. It copies the box ``where`` of each of
     ``blocks`` blocks (channels if plain) from address ``x`` to address ``to``; ``sizes`` are
@@ -52,10 +52,9 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Channels of a block.
         plain: The image is in the plain layout, else in the blocked one.
-        border: Value of the pixels outside the image.
     """
     v = vec(dtype, lanes)
-    load, store, splat = v.load, v.store, v.splat
+    load, store, zero = v.load, v.store, v.zero
     load1, store1 = ld(dtype), st(dtype)
     item = item_bytes(dtype)
     pixel = item if plain else lanes * item
@@ -64,10 +63,10 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
     def clear(to: int, pixels: int) -> None:
         if plain:
             for i in range(pixels):
-                store1(to + i * item, border)
+                store1(to + i * item, 0.0)
         else:
             for i in range(pixels):
-                store(to + i * pixel, splat(border))
+                store(to + i * pixel, zero())
 
     @register_jitable
     def copy(source: int, to: int, pixels: int) -> None:

@@ -65,23 +65,10 @@ _LAYOUTS: tuple[Layout, ...] = ("plain", "blocked", "bfloat16")
 
 
 @lowering("Conv", dtypes=FLOATS, layouts=_LAYOUTS)
-def conv(node: Node, low: Lowering) -> None:
-    """Lower Conv."""
-    lower_conv(read_job(node, low))
-
-
 @lowering("FusedConv", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=_LAYOUTS)
-def fused_conv(node: Node, low: Lowering) -> None:
-    """Lower a convolution with a residual and an activation."""
-    lower_conv(read_job(node, low))
-
-
-def lower_conv(job: Job) -> None:
-    """Emit the steps of a convolution.
-
-    Raises:
-        Unsupported: No kernel can compute it.
-    """
+def conv(node: Node, low: Lowering) -> None:
+    """Lower Conv, and its fused form with a residual and an activation."""
+    job = read_job(node, low)
     if job.y.size:
         algorithm = choose(job)
         _widen_operands(job, algorithm)
