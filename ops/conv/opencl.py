@@ -16,7 +16,6 @@ from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
-from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
 from subgraph.ops.matmul.opencl import (
@@ -26,12 +25,12 @@ from subgraph.ops.matmul.opencl import (
     launch_panels,
     launch_tiles,
     panel_width,
-    program,
+    product_program,
 )
 from subgraph.ops.matmul.products import Matrix
 from subgraph.ops.movement.geometry import Geometry, conv_geometry
 from subgraph.ops.movement.window_opencl import LINE_PIXELS, require_positions, window_sizes
-from subgraph.ops.shared.opencl_code import activation, line, number, register, require
+from subgraph.ops.shared.opencl_code import activation, line, number, program, register, require
 
 from .transpose_cpu import transposed_geometry
 
@@ -92,7 +91,7 @@ def _direct(low: ClLowering, job: Convolution) -> None:
     (name, text), p, q = activation(low.node)
     flags = {"BIAS": int(job.bias is not None), "RESIDUAL": int(job.residual is not None)}
     rows = not low.traits.is_gpu
-    source = _program(y.dtype, LINE=LINE_PIXELS, **{name: text}, **flags)
+    source = program("conv/kernels", T=register(y.dtype), LINE=LINE_PIXELS, **{name: text}, **flags)
     # A kernel's pointer needs some buffer: an operand that is missing is not read, so that y stands
     # for it.
     words: Arguments = [y.size, x, job.w, y, job.bias or y, job.residual or y]
@@ -107,10 +106,6 @@ def _direct(low: ClLowering, job: Convolution) -> None:
     else:
         moved = x.nbytes + y.nbytes
         low.launch(source, "direct", words, *line(low, y.size), flops=g.flops, bytes=moved)
-
-
-def _program(dtype: str, **defines: str | int) -> ClSource:
-    return ClSource("conv/kernels", defines=definitions({"T": register(dtype), **defines}))
 
 
 def _product(low: ClLowering, job: Convolution) -> None:
@@ -146,7 +141,7 @@ def _product(low: ClLowering, job: Convolution) -> None:
     if packed * count > _MAX_PANEL_ELEMENTS:
         raise Unsupported(f"a convolution whose pixels take {packed * count * 4 / 1e9:.1f} GB")
     target = temporary(low, y.dtype, (packed * count,))
-    source = program(low, y.dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
+    source = product_program(low, y.dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
     words: list[Argument] = [x, target, g.inputs, *window_sizes(g), panels]
     moved = x.nbytes + packed * count * 4
     low.launch(source, "pixels", words, (panels, count), (1, 1), bytes=moved)
@@ -172,7 +167,8 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
     g = transposed_geometry(node, x, w, out)
     require_positions((g.target[k], g.pads[k], g.reach(k, 1)) for k in range(3))
     (name, text), p, q = activation(node)
-    source = _program(y.dtype, **{name: text}, BIAS=int(bias is not None), RESIDUAL=0)
+    flags = {"BIAS": int(bias is not None), "RESIDUAL": 0}
+    source = program("conv/kernels", T=register(y.dtype), **{name: text}, **flags)
     words: Arguments = [y.size, x, w, y, bias or y, number(y.dtype, p), number(y.dtype, q)]
     words += [g.groups, g.inputs, g.outputs, *g.arguments().values()]
     flops = 2 * g.images * g.groups * g.inputs * g.outputs * g.taps * math.prod(g.source)

@@ -26,7 +26,6 @@ from subgraph.ops.movement.packing import matrix_panels
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
     NO_ACTIVATION,
-    Activation,
     Tiles,
     activation,
     direct_tiles,
@@ -70,29 +69,26 @@ _GROUP_ROWS = 64  # rows that a grouped product computes together (estimate)
 _UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
 
 
-@lowering("MatMul", dtypes=(*FLOATS, *INTEGERS), layouts=_LAYOUTS)
+@lowering("MatMul", "Gemm", dtypes=(*FLOATS, *INTEGERS), layouts=_LAYOUTS)
+@lowering("FusedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=_LAYOUTS)
 def matmul(node: Node, low: Lowering) -> None:
-    """Lower MatMul."""
-    if low.input(0).dtype in INTEGERS:
-        emit_integer_product(low, low.input(0), low.input(1), low.output())
-        return
-    product = Product(
-        matrix(low.input(0)), matrix(low.input(1), "column"), low.output(), NO_ACTIVATION
-    )
-    emit_product(low, product)
-
-
-@lowering("Gemm", dtypes=(*FLOATS, *INTEGERS), layouts=_LAYOUTS)
-def gemm(node: Node, low: Lowering) -> None:
-    """Lower Gemm."""
+    """Lower MatMul, Gemm, and their fused form with a residual and an activation."""
     if low.input(0).dtype in INTEGERS:
         _integer_gemm(node, low)
         return
-    emit_product(low, _gemm_product(node, low, NO_ACTIVATION))
+    a, b, out = matrix(low.input(0)), matrix(low.input(1), "column"), low.output()
+    if node.attrs.get("transA", 0):
+        a = a.transposed
+    if node.attrs.get("transB", 0):
+        b = b.transposed
+    alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
+    act = activation(node, tiles(out.dtype))
+    bias, residual = low.optional(2), low.optional(3)
+    emit_product(low, Product(a, b, out, act, alpha, beta, bias, residual))
 
 
 def _integer_gemm(node: Node, low: Lowering) -> None:
-    """Lower Gemm of integers, without transposition and with alpha = beta = 1."""
+    """Lower MatMul or Gemm of integers, without transposition and with alpha = beta = 1."""
     attributes = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
     if any(node.attrs.get(name, value) != value for name, value in attributes.items()):
         raise Unsupported("a Gemm of integers that is scaled or transposed")
@@ -103,14 +99,6 @@ def _integer_gemm(node: Node, low: Lowering) -> None:
         e = Expression()
         total = e("add", e.input(y.dtype), e.input(y.dtype))
         emit_expression(low, e, [source(product), source(added)], [(total, y)])
-
-
-@lowering("FusedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=_LAYOUTS)
-def fused(node: Node, low: Lowering) -> None:
-    """Lower FusedMatMul: MatMul or Gemm with a residual and an activation."""
-    product = _gemm_product(node, low, activation(node, tiles(low.input(0).dtype)))
-    product.residual = low.optional(3)
-    emit_product(low, product)
 
 
 @lowering("FusedGroupedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
@@ -169,16 +157,6 @@ def grouped(node: Node, low: Lowering) -> None:
     low.emit(
         kernel, arguments, units, grain=grain(units, flops + 2 * moved), flops=flops, bytes=moved
     )
-
-
-def _gemm_product(node: Node, low: Lowering, act: Activation) -> Product:
-    a, b = matrix(low.input(0)), matrix(low.input(1), "column")
-    if node.attrs.get("transA", 0):
-        a = a.transposed
-    if node.attrs.get("transB", 0):
-        b = b.transposed
-    alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
-    return Product(a, b, low.output(), act, alpha, beta, low.optional(2))
 
 
 def emit_product(low: Lowering, product: Product) -> None:
@@ -264,7 +242,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     """
     a, sizes, steps = batched(product.a, product.b)
     of = product.tiles or product_tiles(of, low, product.b.operand)
-    if _rounds_operands(product, of):
+    if _rounds_operands(product):
         of = matrix_tiles(low, of.dtype) or of
     right, row_of_right, b_steps = _right_side(low, product, of, a.rows, steps[1])
     left, places, a_steps = _left_side(low, a, of, steps[0])
@@ -309,7 +287,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     )
 
 
-def _rounds_operands(product: Product, of: Tiles) -> bool:
+def _rounds_operands(product: Product) -> bool:
     """Return whether a product of computed operands is large enough to round them in every run."""
     a, b = product.a, product.b
     if product.tiles or b.operand.constant or product.panels is not None or product.alpha != 1.0:

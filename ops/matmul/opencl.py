@@ -19,7 +19,7 @@ from subgraph.opencl.runtime import ClSource
 from subgraph.opencl.tuning import TILES
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
-from subgraph.ops.shared.opencl_code import activation, line, number, register, require
+from subgraph.ops.shared.opencl_code import activation, line, number, program, register, require
 from subgraph.ops.shared.strides import broadcast_strides
 
 from .products import Matrix, batched, is_transposed, matrices_of, matrix
@@ -83,27 +83,13 @@ def panel_width(low: ClLowering, dtype: str) -> int:
     return 2 * lanes_of(low, dtype)
 
 
-def program(low: ClLowering, dtype: str, **defines: str | int) -> ClSource:
-    """Return the program of matmul/kernels.cl for a dtype, with further macro definitions."""
-    lanes = lanes_of(low, dtype)
-    kind = register(dtype)
-    base: dict[str, str | int] = {"LANES": lanes, "T": kind, "V": f"{kind}{lanes}"}
-    return ClSource("matmul/kernels", defines=tuple(sorted({**base, **defines}.items())))
+def product_program(low: ClLowering, dtype: str, **macros: str | int) -> ClSource:
+    """Return the program of matmul/kernels.cl for a dtype, with further macros."""
+    lanes, kind = lanes_of(low, dtype), register(dtype)
+    return program("matmul/kernels", LANES=lanes, T=kind, V=f"{kind}{lanes}", **macros)
 
 
 cl_shared("Einsum")
-
-
-@cl_lowering("MatMul", "Gemm")
-def matmul(node: Node, low: ClLowering) -> None:
-    """Lower MatMul and Gemm."""
-    lower_product(node, low)
-
-
-@cl_lowering("FusedMatMul", domain=INTERNAL_DOMAIN)
-def fused(node: Node, low: ClLowering) -> None:
-    """Lower FusedMatMul: MatMul or Gemm with a residual and an activation."""
-    lower_product(node, low)
 
 
 def cast_optional(low: ClLowering, index: int, dtype: str) -> Operand | None:
@@ -118,8 +104,10 @@ def cast_optional(low: ClLowering, index: int, dtype: str) -> Operand | None:
     return None if operand is None else cast_to(low, operand, dtype)
 
 
-def lower_product(node: Node, low: ClLowering) -> None:
-    """Lower MatMul, Gemm or their fused form.
+@cl_lowering("MatMul", "Gemm")
+@cl_lowering("FusedMatMul", domain=INTERNAL_DOMAIN)
+def matmul(node: Node, low: ClLowering) -> None:
+    """Lower MatMul, Gemm, and their fused form with a residual and an activation.
 
     Raises:
         Unsupported: A dtype or shapes that the kernels cannot handle.
@@ -239,7 +227,7 @@ def launch_panels(
     # Enough work-items for all compute units, each with as many row blocks as the caches hold.
     blocks = max(1, min(tuning.blocks, lines * panels * stack // (4 * low.traits.units), lines))
     blocks = -(-lines // -(-lines // blocks))
-    source = program(
+    source = product_program(
         low,
         dtype,
         ROWS=block,
@@ -324,7 +312,7 @@ def launch_tiles(
     stack = math.prod(product.sizes)
     share = -(-depth // (tiling.slices * _DEEP)) * _DEEP
     slices = max(1, -(-depth // max(share, 1)))
-    source = program(
+    source = product_program(
         low,
         out.dtype,
         TILE=tiling.tile,
@@ -371,7 +359,7 @@ def _packed(low: ClLowering, product: Product) -> tuple[Argument, list[int]]:
     target = temporary(low, dtype, (matrices * packed,))
     words: Arguments = [b.operand, target, depth, n, b.row_step, b.column_step]
     words += [panels, depth * n, packed]
-    source = program(low, dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
+    source = product_program(low, dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
     moved = 2 * matrices * packed * 4
     low.launch(source, "pack", words, (panels, matrices), (1, 1), bytes=moved)
     return target, steps
