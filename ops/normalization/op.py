@@ -238,10 +238,10 @@ declare(
     "GroupNormalization", requires=group_normalization_operands, infer=input_type, batch=along(0)
 )
 declare(
-    "Hardmax",
+    *("Hardmax", "LogSoftmax", "Softmax"),
     requires=softmax_operands,
     infer=input_type,
-    compute=softmax_reference.hardmax,
+    compute=softmax_reference.softmax,
     batch=_of_softmax,
 )
 declare(
@@ -264,13 +264,6 @@ declare(
     batch=_of_later_axes,
 )
 declare(
-    "LogSoftmax",
-    requires=softmax_operands,
-    infer=input_type,
-    compute=softmax_reference.log_softmax,
-    batch=_of_softmax,
-)
-declare(
     "LpNormalization",
     requires=lp_normalization_operands,
     infer=input_type,
@@ -289,13 +282,6 @@ declare(
     requires=layer_normalization_operands,
     infer=input_type,
     batch=_of_later_axes,
-)
-declare(
-    "Softmax",
-    requires=softmax_operands,
-    infer=input_type,
-    compute=softmax_reference.softmax,
-    batch=_of_softmax,
 )
 declare(
     "BatchNormScale",

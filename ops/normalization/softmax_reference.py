@@ -7,7 +7,7 @@ LogSoftmax is the logarithm of a softmax, which may have underflowed to 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,6 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 from subgraph.operators.schema import is_before
-
-
-def _along(node: Node, x: Array, function: Callable[[Array, int], Array]) -> list[Array]:
-    """Apply ``function(x, axis)`` along the node's axis."""
-    axis = int(attributes(node)["axis"])
-    if x.size == 0:
-        return [x.copy()]
-    # Half precision is not widened: ONNX's test data are rounded after every step.
-    if not is_before(node, 13):
-        result = function(x, axis) if x.ndim else function(x.reshape(1), 0).reshape(())
-    else:
-        axis += x.ndim if axis < 0 else 0
-        rows = math.prod(x.shape[:axis])
-        result = function(x.reshape(rows, -1), 1).reshape(x.shape)
-    return [result.astype(x.dtype)]
 
 
 def _softmax(x: Array, axis: int) -> Array:
@@ -57,16 +42,24 @@ def _hardmax(x: Array, axis: int) -> Array:
     return result
 
 
+_FUNCTIONS = {"Hardmax": _hardmax, "LogSoftmax": _log_softmax, "Softmax": _softmax}
+
+
 def softmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the softmax along an axis, before opset 13 over all axes from ``axis`` on."""
-    return _along(node, inputs[0], _softmax)
+    """Return Softmax, its logarithm or Hardmax along an axis, before opset 13 over all later ones.
 
-
-def log_softmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the logarithm of the softmax."""
-    return _along(node, inputs[0], _log_softmax)
-
-
-def hardmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return 1 at the first maximum and 0 elsewhere."""
-    return _along(node, inputs[0], _hardmax)
+    Hardmax is 1 at the first maximum and 0 elsewhere.
+    """
+    x: Array = inputs[0]
+    axis = int(attributes(node)["axis"])
+    function = _FUNCTIONS[node.op_type]
+    if x.size == 0:
+        return [x.copy()]
+    # Half precision is not widened: ONNX's test data are rounded after every step.
+    if not is_before(node, 13):
+        result = function(x, axis) if x.ndim else function(x.reshape(1), 0).reshape(())
+    else:
+        axis += x.ndim if axis < 0 else 0
+        rows = math.prod(x.shape[:axis])
+        result = function(x.reshape(rows, -1), 1).reshape(x.shape)
+    return [result.astype(x.dtype)]
