@@ -17,6 +17,8 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import standard, variant
 from subgraph.operators.requirements import decoded
+from subgraph.ops.pool.reference import placed_windows
+from subgraph.ops.pool.windows import windows_of
 
 _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
 # An empty one counts as left out.
@@ -27,16 +29,10 @@ def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the convolution; pixels between the taps of a dilated filter have no effect."""
     node = without_empty_lists(node)
     x, weight = inputs[:2]
-    dilations = [int(d) for d in node.attrs.get("dilations") or [1] * (x.ndim - 2)]
-    if max(dilations, default=1) == 1 or np.isfinite(x).all():
+    rank = x.ndim - 2
+    if max(windows_of(node, rank).dilations) == 1 or np.isfinite(x).all():
         return standard(node, inputs)
-    rank, kernel = x.ndim - 2, weight.shape[2:]
-    strides = [int(s) for s in node.attrs.get("strides") or [1] * rank]
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    padded = np.pad(x, [(0, 0), (0, 0), *_conv_pads(node, x.shape[2:], strides, reach)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, tuple(range(2, 2 + rank)))
-    steps = [slice(None, None, s) for s in (*strides, *dilations)]
-    windows = windows[(slice(None), slice(None), *steps)]
+    windows = placed_windows(node, x, weight.shape[2:]).over(x, 0)
     groups = int(node.attrs.get("group", 1))
     axes = [1, *range(2 + rank, 2 + 2 * rank)], [1, *range(2, 2 + rank)]
     parts = zip(np.split(windows, groups, 1), np.split(weight, groups), strict=True)
@@ -45,25 +41,6 @@ def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if len(inputs) > 2 and inputs[2] is not None:
         result = result + inputs[2].reshape(-1, *[1] * rank)
     return [result]
-
-
-def _conv_pads(
-    node: Node, sizes: Sequence[int], strides: Sequence[int], reach: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Return the pads of Conv before and after each axis."""
-    rank = len(sizes)
-    how = decoded(node.attrs.get("auto_pad", "NOTSET"))
-    if how == "VALID":
-        return [(0, 0)] * rank
-    if how == "NOTSET":
-        pads = [int(p) for p in node.attrs.get("pads") or [0] * (2 * rank)]
-        return list(zip(pads[:rank], pads[rank:], strict=True))
-    found: list[tuple[int, int]] = []
-    for size, stride, length in zip(sizes, strides, reach, strict=True):
-        total = max((-(-size // stride) - 1) * stride + length - size, 0)
-        less, more = total // 2, total - total // 2
-        found.append((less, more) if how == "SAME_UPPER" else (more, less))
-    return found
 
 
 def without_empty_lists(node: Node) -> Node:

@@ -93,39 +93,18 @@ def max_pool_batch(call: BatchCall) -> Sequence[Batch]:
 # The operators of this family, each in all its versions.
 declare(
     "AveragePool",
-    requires=pool_operands,
-    infer=pool,
-    compute=reference.average_pool,
-    grows=True,
-    batch=along(0, 1),
-)
-declare(
-    "GlobalAveragePool",
-    requires=global_pool_operands,
-    infer=global_pool,
-    compute=reference.global_average_pool,
-    batch=along(0, 1),
-)
-declare(
-    "GlobalLpPool",
-    requires=global_pool_operands,
-    infer=global_pool,
-    compute=reference.global_lp_pool,
-    batch=along(0, 1),
-)
-declare(
-    "GlobalMaxPool",
-    requires=global_pool_operands,
-    infer=global_pool,
-    compute=reference.global_max_pool,
-    batch=along(0, 1),
-)
-declare(
     "LpPool",
     requires=pool_operands,
     infer=pool,
-    compute=reference.lp_pool,
+    compute=reference.pool,
     grows=True,
+    batch=along(0, 1),
+)
+declare(
+    *("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
+    requires=global_pool_operands,
+    infer=global_pool,
+    compute=reference.global_pool,
     batch=along(0, 1),
 )
 declare(

@@ -21,24 +21,22 @@ from subgraph.operators.reference import attributes
 from .windows import window_counts, windows_of
 
 
-def global_max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the maximum over all spatial axes."""
+def global_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return maxima, means or p-norms over all spatial axes; opset 1 states p as a float."""
     x: Array = inputs[0]
-    return [x.max(axis=tuple(range(2, x.ndim)), keepdims=True)]
-
-
-def global_lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the p-norm over all spatial axes; opset 1 states p as a float."""
-    x: Array = inputs[0]
-    power = float(attributes(node)["p"])
     axes = tuple(range(2, x.ndim))
+    if node.op_type == "GlobalMaxPool":
+        return [x.max(axis=axes, keepdims=True)]
+    if node.op_type == "GlobalAveragePool":
+        return [x.mean(axis=axes, keepdims=True)]
+    power = float(attributes(node)["p"])
     total = (np.abs(x) ** power).sum(axis=axes, keepdims=True)
     return [np.asarray(total ** (1 / power)).astype(x.dtype)]
 
 
 @attrs.frozen
-class Windows:
-    """The windows of a pooling operator, for each spatial axis.
+class PlacedWindows:
+    """The windows of a pooling operator or convolution over an input, for each spatial axis.
 
     Attributes:
         kernel: Taps of a window.
@@ -96,8 +94,15 @@ class Windows:
         return total
 
 
-def _windows(node: Node, x: Array) -> Windows:
-    sizes, kernel = x.shape[2:], tuple(node.attrs["kernel_shape"])
+def placed_windows(node: Node, x: Array, kernel: Sequence[int]) -> PlacedWindows:
+    """Return the windows over an input.
+
+    Args:
+        node: A convolution or pooling, with the attributes of windows.
+        x: The input, ``[N, C, *spatial]``.
+        kernel: Taps of a window along each axis.
+    """
+    sizes = x.shape[2:]
     stated = windows_of(node, len(sizes))
     counts = tuple(n for n in window_counts(node, x.shape, kernel) if isinstance(n, int))
     pads = list(stated.pads)
@@ -109,36 +114,28 @@ def _windows(node: Node, x: Array) -> Windows:
             pads[k] = first, total - first
     before, after = zip(*pads, strict=True)
     # With ceil_mode windows may be far longer than the padded input: taps behind it are left out.
-    kernel = tuple(
+    taken = tuple(
         min(taps, -(-(size + sum(pad)) // dilation))
         for taps, size, pad, dilation in zip(kernel, sizes, pads, stated.dilations, strict=True)
     )
-    return Windows(kernel, stated.strides, stated.dilations, before, after, counts, sizes)
+    return PlacedWindows(taken, stated.strides, stated.dilations, before, after, counts, sizes)
 
 
-def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the mean over windows; with ``count_include_pad`` padding counts as zeros."""
+def pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return means or p-norms over windows; opset 1 states p as a float.
+
+    With ``count_include_pad`` padding counts as zeros.
+    """
     x: Array = inputs[0]
-    windows = _windows(node, x)
-    total = windows.over(x, 0).sum(axis=windows.inside, dtype=np.float64)
-    covered = windows.covered(bool(attributes(node).get("count_include_pad")))
-    return [(total / covered).astype(x.dtype)]
-
-
-def global_average_pool(_: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the mean over all spatial axes; without spatial axes the input itself."""
-    x: Array = inputs[0]
-    return [x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)]
-
-
-def lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the p-norm over windows; opset 1 states p as a float."""
-    x: Array = inputs[0]
-    power = float(attributes(node)["p"])
-    windows = _windows(node, x)
-    powers: Array = np.abs(x.astype(np.float64)) ** power
-    total: Array = windows.over(powers, 0).sum(axis=windows.inside)
-    return [(total ** (1 / power)).astype(x.dtype)]
+    windows = placed_windows(node, x, node.attrs["kernel_shape"])
+    if node.op_type == "AveragePool":
+        total: Array = windows.over(x, 0).sum(axis=windows.inside, dtype=np.float64)
+        result = total / windows.covered(bool(attributes(node).get("count_include_pad")))
+    else:
+        power = float(attributes(node)["p"])
+        powers: Array = np.abs(x.astype(np.float64)) ** power
+        result = windows.over(powers, 0).sum(axis=windows.inside) ** (1 / power)
+    return [result.astype(x.dtype)]
 
 
 def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -148,7 +145,7 @@ def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     the input it is -1.
     """
     x: Array = inputs[0]
-    windows = _windows(node, x)
+    windows = placed_windows(node, x, node.attrs["kernel_shape"])
     lowest = -np.inf if x.dtype.kind not in "iub" else np.iinfo(x.dtype).min
     view = windows.over(x, lowest)
     maxima: Array = view.max(axis=windows.inside)
