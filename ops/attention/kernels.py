@@ -64,46 +64,6 @@ def visible_keys(a: AttentionOperands, last: int) -> int:
     return max(min(a.keys, last + a.offset), 1) if a.causal != 0 else a.keys
 
 
-def panel_writer(dtype: str, lanes: int, nv: int) -> Any:
-    """Return the function that writes a panel; the parameters are those of `attention`."""
-    write, width = result_writer(dtype, lanes), nv * lanes
-    row = width * item_bytes(dtype)
-
-    @register_jitable
-    def write_panel(
-        a: AttentionOperands,
-        panel: int,
-        out: int,
-        first: int,
-        before: int,
-        values: int,
-        queries: int,
-    ) -> None:
-        """Write the results of a panel.
-
-        Args:
-            a: The kernel's arguments.
-            panel: Scratch of the panel: its queries, its results, the state of its softmax.
-            out: Address of the head's results.
-            first: Number of the panel's first query.
-            before: Rows of the panel before its results, those of its queries.
-            values: Elements of a result.
-            queries: Queries of the head.
-        """
-        step, count = a.y_row, min(width, queries - first)
-        write(
-            out + first * step,
-            step,
-            count,
-            values,
-            panel + before * row,
-            panel + (before + values) * row,
-            a.zero_unseen,
-        )
-
-    return write_panel
-
-
 def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     """Return the kernel of `AttentionArguments`.
 
@@ -114,8 +74,8 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         nv: Vectors of a row of a panel: a panel is ``nv * lanes`` queries.
     """
     arguments = view_of(AttentionArguments)
-    pack_queries = query_packer(dtype, lanes)
-    write_panel, attend = panel_writer(dtype, lanes, nv), _panel_attention(dtype, lanes, nv)
+    pack_queries, write = query_packer(dtype, lanes), result_writer(dtype, lanes)
+    attend = _panel_attention(dtype, lanes, nv)
     item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -154,8 +114,10 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                         attend(a, t, panel, first, key, seen, k, v_at, mask, scores)
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
-                panel = first_panel + (first - start) // width * panel_bytes
-                write_panel(a, panel, out, first, depth, values, queries)
+                results = first_panel + (first - start) // width * panel_bytes + depth * row
+                step, count = a.y_row, min(width, queries - first)
+                state = results + values * row
+                write(out + first * step, step, count, values, results, state, a.zero_unseen)
 
     return kernel
 

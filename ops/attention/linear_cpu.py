@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
-from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import decoded
@@ -27,7 +26,10 @@ def linear_attention(node: Node, low: Lowering) -> None:
     heads, kv_heads = int(node.attrs["q_num_heads"]), int(node.attrs["kv_num_heads"])
     batch, tokens = query.shape[:2]
     key_size, value_size = query.shape[2] // heads, value.shape[2] // kv_heads
-    decay = _factors(low) if gated else None
+    decay = None
+    if gated:  # the input has logarithms of the factors
+        decay = temporary(low, query.dtype, low.input(4).shape)
+        delegate(low, "Exp", [low.input(4)], decay)
     beta = low.input(5) if delta else None
     present = low.outputs[1] if len(low.outputs) > 1 else None
     if present is not None and present.dtype == query.dtype:
@@ -70,11 +72,3 @@ def linear_attention(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, batch * kv_heads * strips, grain=1, flops=flops, bytes=2 * y.nbytes)
     if present is not None and present is not state:
         emit_cast(low, state, present)
-
-
-def _factors(low: Lowering) -> Operand:
-    """Emit exp of the logarithms of decay, and return the factors."""
-    logarithms = low.input(4)
-    decay = temporary(low, low.input(0).dtype, logarithms.shape)
-    delegate(low, "Exp", [logarithms], decay)
-    return decay
