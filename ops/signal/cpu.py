@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -51,29 +50,17 @@ def _table(_: Array, *, size: int) -> Array:
     return table
 
 
-class _Strides(NamedTuple):
-    """Strides in elements, and the lines of an outer index: see `LinesArguments`."""
-
-    x_step: int
-    y_step: int
-    lines: int
-    x_outer: int
-    y_outer: int
-    x_line: int
-    y_line: int
-
-
 def _emit_lines(
     low: Lowering,
     x: Operand,
     y: Operand,
     window: Operand | None,
     numbers: tuple[int, int, int],
-    steps: _Strides,
     units: int,
     *,
     hermitian: bool = False,
     inverse: bool = False,
+    **strides: int,
 ) -> None:
     """Emit the step that transforms all lines.
 
@@ -83,10 +70,10 @@ def _emit_lines(
         y: Results, likewise.
         window: A factor for each sample; None: none.
         numbers: Samples, length and results of a line.
-        steps: Where the lines lie in x and y.
         units: Number of lines.
         hermitian: Whether x is the first half of lines with Hermitian symmetry.
         inverse: Whether the transform is inverse.
+        **strides: Where the lines lie in x and y: these fields of `LinesArguments`.
     """
     size = numbers[1]
     parts = factors(size)
@@ -101,7 +88,7 @@ def _emit_lines(
         results=numbers[2],
         x_numbers=x.shape[-1],
         y_numbers=y.shape[-1],
-        **steps._asdict(),
+        **strides,
         hermitian=int(hermitian),
         direction=-1 if inverse else 1,
         **low.worker_scratch(32 * size),
@@ -142,7 +129,15 @@ def dft(node: Node, low: Lowering) -> None:
     samples = min(x.shape[axis], size // 2 + 1 if hermitian else size)
     inner = math.prod(x.shape[axis + 1 : -1])
     x_steps, y_steps = contiguous(x.shape), contiguous(y.shape)
-    steps = _Strides(
+    _emit_lines(
+        low,
+        converted,
+        result,
+        None,
+        (samples, size, y.shape[axis]),
+        math.prod(x.shape[:axis]) * inner,
+        hermitian=hermitian,
+        inverse=inverse,
         x_step=x_steps[axis],
         y_step=y_steps[axis],
         lines=inner,
@@ -150,11 +145,6 @@ def dft(node: Node, low: Lowering) -> None:
         y_outer=y.shape[axis] * y_steps[axis],
         x_line=x.shape[-1],
         y_line=y.shape[-1],
-    )
-    numbers = (samples, size, y.shape[axis])
-    units = math.prod(x.shape[:axis]) * inner
-    _emit_lines(
-        low, converted, result, None, numbers, steps, units, hermitian=hermitian, inverse=inverse
     )
     emit_cast(low, result, y)
 
@@ -178,7 +168,13 @@ def stft(node: Node, low: Lowering) -> None:
     window = None if window is None else cast_to(low, window, converted.dtype)
     frames, results = y.shape[1], y.shape[2]
     parts = x.shape[2]
-    steps = _Strides(
+    _emit_lines(
+        low,
+        converted,
+        result,
+        window,
+        (size, size, results),
+        x.shape[0] * frames,
         x_step=parts,
         y_step=2,
         lines=frames,
@@ -187,5 +183,4 @@ def stft(node: Node, low: Lowering) -> None:
         x_line=hop * parts,
         y_line=results * 2,
     )
-    _emit_lines(low, converted, result, window, (size, size, results), steps, x.shape[0] * frames)
     emit_cast(low, result, y)
