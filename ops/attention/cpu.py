@@ -73,7 +73,7 @@ def attention(node: Node, low: Lowering) -> None:
         raise Unsupported("attention over an empty tensor")
     k = _present(low, k, past_key, 1)
     v = _present(low, v, past_value, 2)
-    scale = float(node.attrs.get("scale") or 0.0) or 1.0 / math.sqrt(depth)
+    scale = float(node.attrs.get("scale", 1.0 / math.sqrt(depth)))
     causal = bool(node.attrs.get("is_causal", 0))
     softcap = float(node.attrs.get("softcap", 0.0))
     mask, flags = _mask(node, low, sizes, causal, always=False)

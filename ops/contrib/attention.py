@@ -163,7 +163,7 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
         # A mask of `_mask` has an entry for each batch. A bias alone may broadcast over batches.
         requires="all_keys" if mask is None else "all_batches",
         is_causal=call.attribute("unidirectional"),
-        scale=call.attribute("scale"),
+        scale=call.attribute("scale") or None,  # 0 means the default
     )
     if key is None:
         return [made, None]
@@ -361,7 +361,7 @@ def multi_head_attention(call: Call) -> Results:
         past=(past_key, past_value),
         requires="all_keys" if mask is None else "all_batches",
         is_causal=call.attribute("unidirectional"),
-        scale=call.attribute("scale"),
+        scale=call.attribute("scale") or None,  # 0 means the default
     )
 
 

@@ -159,3 +159,7 @@ def test_scores_that_are_no_numbers(device: str, pattern: bool) -> None:
     if not pattern:
         weights[:, :, 3] = 0
     np.testing.assert_allclose(got, weights @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scale_of_zero_gives_all_keys_one_weight(device: str) -> None:
+    _agree(device, _inputs(9), 1, scale=0.0)
