@@ -9,6 +9,7 @@ from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import DTYPE_OF_ONNX
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term
 from subgraph.ops.reduce.arguments import MinMaxArguments
@@ -65,17 +66,22 @@ def saturated(e: Expression, scaled: Term, zero: Term | None, dtype: str) -> Ter
 def quantize(node: Node, low: Lowering) -> None:
     """Lower QuantizeLinear to 8 and 16 bits."""
     x, scale, zero, y = low.input(0), low.input(1), low.optional(2), low.output()
-    if y.dtype not in _QUANTIZED or scale.dtype not in _REAL:
-        raise Unsupported(f"QuantizeLinear of {x.dtype} to {y.dtype}")
+    precision = DTYPE_OF_ONNX.get(int(node.attrs.get("precision", 0)), "float32")
+    if y.dtype not in _QUANTIZED or scale.dtype not in _REAL or precision not in _REAL:
+        raise Unsupported(f"QuantizeLinear of {x.dtype} to {y.dtype} in {precision}")
     e = Expression()
     sources = [_image(x), _along_axis(low, scale)]
-    value = e.cast(e.input(x.dtype), "float32")
-    factor = e.cast(e.input(scale.dtype), "float32")
+
+    def rounded(term: Term) -> Term:
+        """Return a number with the rounding of the attribute ``precision``, as float32."""
+        return e.cast(e.cast(term, precision), "float32")
+
+    value, factor = rounded(e.input(x.dtype)), rounded(e.input(scale.dtype))
     offset = None
     if zero is not None:
         sources.append(_along_axis(low, zero))
         offset = e.input(zero.dtype)
-    scaled = e("div", value, factor)
+    scaled = rounded(e("div", value, factor))
     emit_expression(low, e, sources, [(saturated(e, scaled, offset, y.dtype), y)])
 
 

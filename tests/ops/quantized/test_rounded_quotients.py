@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,3 +66,18 @@ def test_scales_that_are_no_scales(scale: float) -> None:
     got = next(iter(model_of("uint8", 131)([x, np.asarray(scale, np.float32)]).values()))
     bytes_, known = wanted(x, np.float32(scale), "uint8", 131)
     np.testing.assert_array_equal(got[known], bytes_[known])
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+@pytest.mark.parametrize("precision", ["FLOAT16", "BFLOAT16", "FLOAT"])
+def test_the_precision_of_a_division_is_that_of_its_attribute(precision: str, device: str) -> None:
+    if device not in sg.default_core().available_devices:
+        pytest.skip("there is no OpenCL device")
+    values = np.random.default_rng(4).normal(0, 3, 4096).astype(np.float32)
+    x, scale = sg.input("x", values.shape, "float32"), sg.parameter("s", np.float32(0.013))
+    kind = int(onnx.TensorProto.DataType.Value(precision))
+    made = ops.QuantizeLinear(x, scale, sg.parameter("z", np.uint8(7)), precision=kind)
+    graph = sg.Graph([x], [made])
+    assert set(sg.default_core().query_model(graph, device)) == {made.producer.name}
+    expected = sg.compile_model(graph, "REFERENCE")(values)[0]
+    np.testing.assert_array_equal(sg.compile_model(graph, device)(values)[0], expected)
