@@ -15,10 +15,16 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen import vmath
+from subgraph.ops.shared.activation_kernels import vector_activation
 
 from .arguments import CellsArguments
 
 Function = Callable[..., Any]
+# Activations that fused operators have, too, by their names in lower case.
+_SHARED = {
+    "affine": "Linear",
+    **{n.lower(): n for n in ("Elu", "HardSigmoid", "LeakyRelu", "Sigmoid", "Softplus", "Tanh")},
+}
 
 
 def activation_functions(v: Any, names: tuple[str, ...], clip: bool) -> list[Function]:
@@ -147,53 +153,35 @@ def _activation(name: str, v: Any, position: int, clip: bool) -> Function:
             bound = splat(a.clip)
             x = least(most(x, -bound), bound)
         alpha, beta = numbers(a)
-        return plain(x, splat(alpha), splat(beta))
+        return plain(x, alpha, beta)
 
     return apply
 
 
 def _plain(name: str, v: Any) -> Function:
     """Return ``f(x, alpha, beta)`` over vectors."""
-    zero, splat, select, fma, size = v.zero, v.splat, v.select, v.fma, v.abs
-    least, most = v.minimum, v.maximum
-    vmath_name = name if name in ("sigmoid", "softplus") else "expm1" if name == "elu" else "tanh"
-    known = vmath.function(vmath_name, v.dtype, v.lanes)
+    if name in _SHARED:
+        shared: Function = vector_activation(_SHARED[name], v)
+        return shared
+    zero, splat, select, size, most = v.zero, v.splat, v.select, v.abs, v.maximum
+    tanh = vmath.function("tanh", v.dtype, v.lanes)
 
-    def rnn(x: Any, a: Any, b: Any) -> Any:
-        return known(x)
-
-    def relu(x: Any, a: Any, b: Any) -> Any:
+    def relu(x: Any, a: float, b: float) -> Any:
         return most(x, zero())
 
-    def affine(x: Any, a: Any, b: Any) -> Any:
-        return fma(x, a, b)
+    def threshold(x: Any, a: float, b: float) -> Any:
+        return select(x > splat(a), x, zero())
 
-    def leaky(x: Any, a: Any, b: Any) -> Any:
-        return select(x < zero(), x * a, x)
+    def scaled(x: Any, a: float, b: float) -> Any:
+        return splat(a) * tanh(splat(b) * x)
 
-    def threshold(x: Any, a: Any, b: Any) -> Any:
-        return select(x > a, x, zero())
-
-    def scaled(x: Any, a: Any, b: Any) -> Any:
-        return a * known(b * x)
-
-    def hard(x: Any, a: Any, b: Any) -> Any:
-        return least(most(fma(x, a, b), zero()), splat(1.0))
-
-    def elu(x: Any, a: Any, b: Any) -> Any:
-        return select(x < zero(), a * known(least(x, zero())), x)
-
-    def softsign(x: Any, a: Any, b: Any) -> Any:
+    def softsign(x: Any, a: float, b: float) -> Any:
         return x / (splat(1.0) + size(x))
 
     formulas: dict[str, Function] = {
-        "affine": affine,
-        "elu": elu,
-        "hardsigmoid": hard,
-        "leakyrelu": leaky,
         "relu": relu,
         "scaledtanh": scaled,
         "softsign": softsign,
         "thresholdedrelu": threshold,
     }
-    return register_jitable(formulas.get(name, rnn))
+    return register_jitable(formulas[name])

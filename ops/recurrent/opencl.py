@@ -13,7 +13,7 @@ from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_primitive, cl_shared
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.shared.opencl_code import number, program, register, require
+from subgraph.ops.shared.opencl_code import ACTIVATIONS, number, program, register, require
 
 from .cpu import Cells, input_products, last_bias, strides
 from .op import per_column
@@ -22,19 +22,13 @@ from .quantized_cpu import read_quantized_cells
 cl_shared("LSTM", "GRU", "RNN")
 _GROUP_ITEMS = 128  # work-items of a GPU that share a sequence (estimate)
 _BLOCK_COLUMNS = 16  # adjacent columns that a work-item of a CPU sums in registers (estimate)
-# OpenCL's expressions of the activations; ``a`` and ``b`` are alpha and beta.
-_ACTIVATIONS = {
-    "affine": "(a * x + b)",
-    "elu": "(x < 0 ? a * expm1(x) : x)",
-    "hardsigmoid": "clamp(a * x + b, (T)0, (T)1)",
-    "leakyrelu": "(x < 0 ? a * x : x)",
-    "relu": "(x < 0 ? 0 : x)",
-    "scaledtanh": "(a * tanh(b * x))",
-    "sigmoid": "(1 / (1 + exp(-x)))",
-    "softplus": "(fmax(x, (T)0) + log1p(exp(-fabs(x))))",
+# Expressions of the activations, by their names in lower case.
+_EXPRESSIONS = {
+    "affine": "(p * x + q)",
+    "scaledtanh": "(p * tanh(q * x))",
     "softsign": "(x / (1 + fabs(x)))",
-    "tanh": "tanh(x)",
-    "thresholdedrelu": "(x > a ? x : 0)",
+    "thresholdedrelu": "(x > p ? x : 0)",
+    **{name.lower(): text for name, text in ACTIVATIONS.items()},
 }
 
 
@@ -122,9 +116,9 @@ def _launch(
     moved = [*strides(c, directions * c.gates * hidden)[0], *row[1], *row[2]]
     for first in range(1 if one_launch else directions):
         own = c.activations[first]
-        texts = [_ACTIVATIONS[key] for key in own.names]
+        texts = [_EXPRESSIONS[key] for key in own.names]
         for key, made in zip("FGH", (*texts, *texts, *texts), strict=False):
-            defines[f"{key}(x, a, b)"] = made
+            defines[f"{key}(x, p, q)"] = made
         numbers = [*own.numbers, *[0.0] * (6 - len(own.numbers))]
         low.launch(
             program("recurrent/kernels", **defines),

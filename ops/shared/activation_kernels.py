@@ -19,6 +19,9 @@ from subgraph.engine.codegen.simd import shuffle, vec
 from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.engine.codegen.vmath import function
 
+# Activations without parameters that `vmath` computes.
+_FUNCTIONS = frozenset({"Sigmoid", "Tanh", "Gelu", "Silu", "Softplus", "Erf"})
+
 
 def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
     """Return the kernel that applies an activation in place to a tile.
@@ -36,7 +39,7 @@ def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
     block = view_of(TileBlock)
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
-    apply = _activation(act, v)
+    apply = vector_activation(act, v)
     two, four = _several(act, dtype, lanes, 2), _several(act, dtype, lanes, 4)
 
     @register_jitable
@@ -76,7 +79,7 @@ def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
     Several vectors at once hide the latency of the activation's chain of operations.
     """
     one, half = vec(dtype, lanes), vec(dtype, lanes * count // 2)
-    apply = _activation(act, vec(dtype, lanes * count))
+    apply = vector_activation(act, vec(dtype, lanes * count))
     join = shuffle(dtype, half.lanes, range(2 * half.lanes))
     halves = [
         shuffle(dtype, 2 * half.lanes, range(first, first + half.lanes))
@@ -110,19 +113,15 @@ def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
     return run_four
 
 
-def _activation(act: str, v: Any) -> Any:
-    """Return ``f(vector, p, q)``, the activation with its parameters p and q."""
-    dtype, lanes = v.dtype, v.lanes
-    unary = {
-        "Sigmoid": "sigmoid",
-        "Tanh": "tanh",
-        "Gelu": "gelu",
-        "Silu": "silu",
-        "Softplus": "softplus",
-        "Erf": "erf",
-    }
-    if act in unary:
-        simple = function(unary[act], dtype, lanes)
+def vector_activation(act: str, v: Any) -> Any:
+    """Return ``f(vector, p, q)``, an activation with its parameters p and q.
+
+    Args:
+        act: As of `activation`.
+        v: Operations on vectors.
+    """
+    if act in _FUNCTIONS:
+        simple = function(act.lower(), v.dtype, v.lanes)
 
         @register_jitable
         def one(x: Any, p: float, q: float) -> Any:

@@ -116,7 +116,8 @@ def line(low: ClLowering, count: int) -> tuple[tuple[int], tuple[int]]:
     return (-(-count // group) * group,), (group,)
 
 
-_ACTIVATIONS = {
+# C expressions of x and the parameters p and q.
+ACTIVATIONS = {
     "": "x",
     "Relu": "(x < 0 ? 0 : x)",
     "Clip": "(x < p ? p : x > q ? q : x)",
@@ -147,11 +148,11 @@ def activation(node: Node) -> tuple[tuple[str, str], float, float]:
         Unsupported: The activation has no OpenCL form.
     """
     name = str(node.attrs.get("activation", ""))
-    if name not in _ACTIVATIONS:
+    if name not in ACTIVATIONS:
         raise Unsupported(f"activation {name} has no OpenCL form")
     numbers = (float(node.attrs.get(f"activation_{k}", 0.0)) for k in ("alpha", "beta"))
     low, high = numbers
-    return ("ACT(x, p, q)", _ACTIVATIONS[name]), low, high
+    return ("ACT(x, p, q)", ACTIVATIONS[name]), low, high
 
 
 def number(dtype: str, value: float) -> np.generic[Any]:
