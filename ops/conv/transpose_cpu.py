@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 import numpy as np
@@ -27,8 +28,8 @@ from subgraph.ops.movement.geometry import (
     Geometry,
     auto_pad,
     blocked_vector,
-    dense_groups,
     depthwise_weights,
+    direct_weights,
     ints,
     merge,
     merged,
@@ -42,7 +43,6 @@ from subgraph.ops.movement.layout_conversion import (
     widened,
 )
 from subgraph.ops.movement.packed_conv import ConvOutput, PackedConv
-from subgraph.ops.movement.packing import narrowed, pack_blocks
 from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
@@ -137,39 +137,22 @@ def transpose_pads(node: Node, x: Operand, w: Operand, y: Operand) -> list[int]:
     return before
 
 
-def _weights(
+def _phase_weights(
+    weight: Array,
+    *,
+    pack: Callable[[Array], Array],
     groups: int,
-    together: int,
-    parts: tuple[Phase, Phase, Phase],
+    parts: Sequence[Phase],
     kernel: tuple[int, int, int],
-    of: Tiles,
-) -> Callable[[Array], Array]:
-    """Return the function that packs the taps of one phase per axis of ``[I, O / groups, ...]``."""
-
-    def make(weight: Array) -> Array:
-        whole = _taps_of(weight, parts, kernel)
-        inputs, outputs = weight.shape[:2]
-        split = whole.reshape(groups, inputs // groups, *whole.shape[1:])
-        transposed = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
-        dense = dense_groups(transposed, groups, together)
-        dense = dense.reshape(-(-groups // together), -1, *dense.shape[1:])
-        panels = pack_blocks(dense.reshape(*dense.shape[:3], -1), of)
-        return narrowed(panels, of, *dense.shape[:2])
-
-    return make
-
-
-def _depthwise_weights(
-    parts: tuple[Phase, Phase, Phase], kernel: tuple[int, int, int], of: Tiles
-) -> Callable[[Array], Array]:
-    """Return the function that packs the taps of one phase per axis of ``[C, 1, ...]``."""
-    packed = depthwise_weights(of)
-    return lambda weight: packed(_taps_of(weight, parts, kernel))
-
-
-def _taps_of(
-    weight: Array, parts: tuple[Phase, Phase, Phase], kernel: tuple[int, int, int]
 ) -> Array:
+    """Return the packed taps of one phase per axis of ``[I, O / groups, *kernel]``."""
+    whole = _taps_of(weight, parts, kernel)
+    inputs, outputs = weight.shape[:2]
+    split = whole.reshape(groups, inputs // groups, *whole.shape[1:])
+    return pack(split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:]))
+
+
+def _taps_of(weight: Array, parts: Sequence[Phase], kernel: tuple[int, int, int]) -> Array:
     """Return the taps of one phase per axis; a single zero tap along an axis without taps."""
     whole = weight.reshape(*weight.shape[:2], *kernel)
     for axis, phase in enumerate(parts):
@@ -281,6 +264,10 @@ def _emit_phases(
             low.output().store_as("bfloat16")
     y = blocked_target(low, of, low.output())
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
+    pack, packed_as = depthwise_weights(of), f"depthwise {of.lanes} groups {groups}"
+    if not depthwise:
+        pack = direct_weights(sizes, of, together, plain=False)
+        packed_as = f"{of.nv}x{of.lanes} {of.packed_as} groups {groups}/{together}"
     for parts in itertools.product(*per_axis):
         d, h, width = parts
         g = attrs.evolve(
@@ -293,18 +280,14 @@ def _emit_phases(
         )
         first = (d.first * target[1] + h.first) * target[2] + width.first
         out = ConvOutput(y, 0, sizes.strides, first, target)
-        taps = f"taps {d.taps} {h.taps} {width.taps}"
-        if depthwise:
-            recipe = f"conv transpose depthwise {of.lanes} {taps}"
-            weight = low.weight(recipe, _depthwise_weights((d, h, width), sizes.kernel, of), w)
-            emit_depthwise(low, PackedConv(of, g, source, weight, packed_bias, out, act))
-            continue
-        packed = f"{of.nv}x{of.lanes} {of.packed_as}"
-        recipe = f"conv transpose {packed} groups {groups}/{together} {taps}"
-        make = _weights(groups, together, (d, h, width), sizes.kernel, of)
+        make = partial(_phase_weights, pack=pack, groups=groups, parts=parts, kernel=sizes.kernel)
+        recipe = f"conv transpose {packed_as} taps {d.taps} {h.taps} {width.taps}"
         weight = low.weight(recipe, make, w)
         conv = PackedConv(of, g, source, weight, packed_bias, out, act)
-        emit(low, conv, plain=False, flops=g.flops)
+        if depthwise:
+            emit_depthwise(low, conv)
+        else:
+            emit(low, conv, plain=False, flops=g.flops)
     convert_output(low, of, low.output(), y, keeps_zero=act.keeps_zero)
 
 
