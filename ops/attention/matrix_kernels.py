@@ -264,14 +264,8 @@ def _panel_attention() -> Any:
 def _result_writer() -> Any:
     """Return ``f(a, p, out)``: divides the results of a panel by their sums and writes them."""
     v = vec("float32", LANES)
-    load, store, store_n, splat, select, zero = (
-        v.load,
-        v.store,
-        v.store_n,
-        v.splat,
-        v.select,
-        v.zero,
-    )
+    load, store, store_n = v.load, v.store, v.store_n
+    splat, select, zero = v.splat, v.select, v.zero
 
     @register_jitable
     def write(a: MatrixAttentionArguments, p: Panel, out: int) -> None:

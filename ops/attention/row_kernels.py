@@ -35,10 +35,8 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
     load1, store1 = ld(dtype), st(dtype)
     item = item_bytes(dtype)
     along_rows, along_columns = row_products(dtype, lanes)
-    soften, score = (
-        _softmax_row(dtype, lanes),
-        _scorer(dtype, lanes, across, along_rows, along_columns),
-    )
+    score = _scorer(dtype, lanes, across, along_rows, along_columns)
+    soften = _softmax_row(dtype, lanes)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)

@@ -188,10 +188,8 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
     strides, dilations = (
         require_numbers(node, name, count, 1) for name in ("strides", "dilations")
     )
-    pads, more = (
-        require_numbers(node, "pads", 2 * count, 0),
-        require_numbers(node, "output_padding", count, 0),
-    )
+    pads = require_numbers(node, "pads", 2 * count, 0)
+    more = require_numbers(node, "output_padding", count, 0)
     pixels: list[Dim] = []
     for k, (size, tap) in enumerate(zip(sizes[2:], taps[2:], strict=True)):
         assert isinstance(size, int), "sizes are known here"

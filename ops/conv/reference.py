@@ -90,14 +90,9 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
     x, weight = inputs[:2]
     rank: int = x.ndim - 2
     groups = int(node.attrs.get("group", 1))
-    strides, dilations = (
-        _numbers(node, "strides", [1] * rank),
-        _numbers(node, "dilations", [1] * rank),
-    )
-    more, pads = (
-        _numbers(node, "output_padding", [0] * rank),
-        _numbers(node, "pads", [0] * 2 * rank),
-    )
+    strides, dilations = (_numbers(node, name, [1] * rank) for name in ("strides", "dilations"))
+    more = _numbers(node, "output_padding", [0] * rank)
+    pads = _numbers(node, "pads", [0] * 2 * rank)
     places: tuple[int, ...] = x.shape[2:]
     taps: tuple[int, ...] = weight.shape[2:]
     dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)

@@ -24,14 +24,8 @@ Function = Callable[..., Any]
 def _moments(dtype: str, lanes: int) -> tuple[Function, Function]:
     """Return ``total(x, n)`` and ``squares(x, n, mean)``, the sum of squared distances."""
     v = vec(dtype, lanes)
-    load, load_m, mask_n, select, splat, fma = (
-        v.load,
-        v.load_m,
-        v.mask_n,
-        v.select,
-        v.splat,
-        v.fma,
-    )
+    load, load_m, mask_n = v.load, v.load_m, v.mask_n
+    select, splat, fma = v.select, v.splat, v.fma
     total_of, item = v.sum, v.itemsize
     step = lanes * item
 
@@ -100,15 +94,8 @@ def rows(*, dtype: str, lanes: int, centred: bool, bias: bool) -> Function:
     """
     arguments = view_of(RowNormArguments)
     v = vec(dtype, lanes)
-    load, store, load_m, store_m, mask_n, splat, fma = (
-        v.load,
-        v.store,
-        v.load_m,
-        v.store_m,
-        v.mask_n,
-        v.splat,
-        v.fma,
-    )
+    load, store, splat, fma = v.load, v.store, v.splat, v.fma
+    load_m, store_m, mask_n = v.load_m, v.store_m, v.mask_n
     total, squares = _moments(dtype, lanes)
     inverse = _inverse_deviation(dtype)
     item = v.itemsize
@@ -158,15 +145,8 @@ def groups(*, dtype: str, lanes: int) -> Function:
     """
     arguments = view_of(GroupNormArguments)
     v = vec(dtype, lanes)
-    load, store, load_m, store_m, mask_n, splat, fma = (
-        v.load,
-        v.store,
-        v.load_m,
-        v.store_m,
-        v.mask_n,
-        v.splat,
-        v.fma,
-    )
+    load, store, splat, fma = v.load, v.store, v.splat, v.fma
+    load_m, store_m, mask_n = v.load_m, v.store_m, v.mask_n
     bcast, item = v.bcast, v.itemsize
     total, squares = _moments(dtype, lanes)
     inverse = _inverse_deviation(dtype)

@@ -36,12 +36,8 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
         depth, height, width = a.image_depth, a.image_height, a.image_width
         planes, rows, columns = a.output_depth, a.output_height, a.output_width
         size = depth * height * width
-        kernel_w, stride_w, spread_w, pad_w = (
-            a.kernel_width,
-            a.stride_width,
-            a.dilation_width,
-            a.pad_width,
-        )
+        kernel_w, stride_w = a.kernel_width, a.stride_width
+        spread_w, pad_w = a.dilation_width, a.pad_width
         along_d, along_h, along_w = a.index_depth, a.index_height, a.index_width
         indices = a.indices
         for row in range(begin * planes * rows, end * planes * rows):

@@ -269,10 +269,8 @@ def _single_reducer(dtype: str, kind: str) -> Any:
 def _window_reducer(dtype: str, lanes: int, kind: str, stride: int, across: int) -> Any:
     """Return the function that reduces the columns of the windows of a line by vectors."""
     v = vec(dtype, lanes)
-    load, store, store_n, load_n, splat, sqrt = (
-        *(v.load, v.store, v.store_n),
-        *(v.load_n, v.splat, v.sqrt),
-    )
+    load, store, splat, sqrt = v.load, v.store, v.splat, v.sqrt
+    load_n, store_n = v.load_n, v.store_n
     one_by_one = _single_reducer(dtype, kind)
     evens = shuffle(dtype, lanes, range(0, 2 * lanes, 2))
     item, merge = item_bytes(dtype), merger(kind, v)

@@ -259,17 +259,9 @@ def _loop_sizes(product: QuantizedProductArguments) -> tuple[int, int, int]:
 @register_jitable
 def _patch_size(product: QuantizedProductArguments, rows: int, columns: int) -> tuple[int, int]:
     """Return the rows and columns of the patch that ``rows`` x ``columns`` outputs read."""
-    height = (
-        (rows - 1) * product.stride_height
-        + (product.kernel_height - 1) * product.dilation_height
-        + 1
-    )
-    width = (
-        (columns - 1) * product.stride_width
-        + (product.kernel_width - 1) * product.dilation_width
-        + 1
-    )
-    return height, width
+    high = (product.kernel_height - 1) * product.dilation_height + 1
+    wide = (product.kernel_width - 1) * product.dilation_width + 1
+    return (rows - 1) * product.stride_height + high, (columns - 1) * product.stride_width + wide
 
 
 @register_jitable
@@ -406,12 +398,8 @@ def _set_loops(
     product: QuantizedProductArguments, t: IntegerTileBlock, row: int, plane: int
 ) -> None:
     """Write the loops of a tile: ``row`` bytes of a row of the patch, ``plane`` of a plane."""
-    kh, kw, dh, dw = (
-        product.kernel_height,
-        product.kernel_width,
-        product.dilation_height,
-        product.dilation_width,
-    )
+    kh, kw = product.kernel_height, product.kernel_width
+    dh, dw = product.dilation_height, product.dilation_width
     pixel = product.pixel
     t.a_row = product.stride_width * pixel
     # The planes of a patch are as far apart as its blocks, so that one loop runs over both.

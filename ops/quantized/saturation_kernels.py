@@ -106,11 +106,10 @@ def fault_finder() -> Any:
             strides: Strides of the operands.
         """
         blocks, inner = product.blocks, product.inner * PAIRS
-        high = product.kernel_height
-        down, along = (
-            product.kernel_depth * high,
-            1 if product.width_merged != 0 else product.kernel_width,
-        )
+        high, along = product.kernel_height, product.kernel_width
+        down = product.kernel_depth * high
+        if product.width_merged != 0:
+            along = 1
         row = (blocks * inner + LINE - 1) // LINE * LINE
         count = 0
         for tap in range(down * along):
