@@ -27,35 +27,20 @@ Taps = tuple[int, int, int]
 def combiner(kind: str, v: Any) -> Any:
     """Return the function ``(total, x) -> total`` that adds a vector to a kind of pooling."""
     maximum, minimum, absolute = v.maximum, v.minimum, v.abs
-
-    # The new operand comes first: its test for NaN then does not wait for the total.
-    @register_jitable
-    def take_max(total: Any, x: Any) -> Any:
-        return maximum(x, total)
+    is_max, is_min, is_absolute, is_squared = (kind == k for k in ("max", "min", "l1", "l2"))
 
     @register_jitable
-    def take_min(total: Any, x: Any) -> Any:
-        return minimum(x, total)
+    def combine(total: Any, x: Any) -> Any:
+        # The new operand comes first: its test for NaN then does not wait for the total.
+        if is_max:
+            return maximum(x, total)
+        if is_min:
+            return minimum(x, total)
+        if is_absolute:
+            return total + absolute(x)
+        return total + x * x if is_squared else total + x
 
-    @register_jitable
-    def take_sum(total: Any, x: Any) -> Any:
-        return total + x
-
-    @register_jitable
-    def take_abs(total: Any, x: Any) -> Any:
-        return total + absolute(x)
-
-    @register_jitable
-    def take_square(total: Any, x: Any) -> Any:
-        return total + x * x
-
-    return {
-        "max": take_max,
-        "min": take_min,
-        "average": take_sum,
-        "l1": take_abs,
-        "l2": take_square,
-    }[kind]
+    return combine
 
 
 def start_of(kind: str) -> float:
