@@ -227,15 +227,13 @@ def _power(v: Any, three_quarters: bool) -> Function:
     exp, log = (vmath.function(name, v.dtype, v.lanes) for name in ("exp", "log"))
 
     @register_jitable
-    def by_roots(base: Any, beta: float) -> Any:
-        r = root(base)
-        return r * root(r)
-
-    @register_jitable
-    def by_logarithm(base: Any, beta: float) -> Any:
+    def power(base: Any, beta: float) -> Any:
+        if three_quarters:
+            r = root(base)
+            return r * root(r)
         return exp(splat(beta) * log(base))
 
-    return by_roots if three_quarters else by_logarithm
+    return power
 
 
 def local_response_blocked(
@@ -303,11 +301,8 @@ def _extended(chain: Function, shift: Any, from_low: bool) -> Function:
     """Return ``chain`` plus one shifted vector, from the previous or into the next."""
 
     @register_jitable
-    def lower(previous: Any, current: Any, next_: Any) -> Any:
-        return chain(previous, current, next_) + shift(previous, current)
+    def extended(previous: Any, current: Any, next_: Any) -> Any:
+        total = chain(previous, current, next_)
+        return total + (shift(previous, current) if from_low else shift(current, next_))
 
-    @register_jitable
-    def upper(previous: Any, current: Any, next_: Any) -> Any:
-        return chain(previous, current, next_) + shift(current, next_)
-
-    return lower if from_low else upper
+    return extended
