@@ -126,34 +126,20 @@ def reset_gate(v: Any, functions: list[Function]) -> Function:
     return reset_state
 
 
-@register_jitable
-def _f_numbers(a: CellsArguments) -> tuple[float, float]:
-    return a.f_alpha, a.f_beta
-
-
-@register_jitable
-def _g_numbers(a: CellsArguments) -> tuple[float, float]:
-    return a.g_alpha, a.g_beta
-
-
-@register_jitable
-def _h_numbers(a: CellsArguments) -> tuple[float, float]:
-    return a.h_alpha, a.h_beta
-
-
 def _activation(name: str, v: Any, position: int, clip: bool) -> Function:
     """Return ``f(arguments, vector)`` of an activation with its alpha and beta."""
     plain = _plain(name, v)
     splat, least, most = v.splat, v.minimum, v.maximum
-    numbers = (_f_numbers, _g_numbers, _h_numbers)[position]
+    is_f, is_g = position == 0, position == 1
 
     @register_jitable
     def apply(a: CellsArguments, x: Any) -> Any:
         if clip:
             bound = splat(a.clip)
             x = least(most(x, -bound), bound)
-        alpha, beta = numbers(a)
-        return plain(x, alpha, beta)
+        if is_f:
+            return plain(x, a.f_alpha, a.f_beta)
+        return plain(x, a.g_alpha, a.g_beta) if is_g else plain(x, a.h_alpha, a.h_beta)
 
     return apply
 
