@@ -8,6 +8,7 @@ the first three have a reference here, too. The equations are those of the ONNX 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -205,6 +206,15 @@ class Activations:
     names: tuple[str, ...]
     numbers: tuple[float, ...]
 
+    def functions(self, clip: float) -> list[Activation]:
+        """Return the functions; ``clip`` bounds their arguments, 0: it does not."""
+        numbers = zip(self.names, self.numbers[::2], self.numbers[1::2], strict=True)
+        return [partial(_activate, name, clip, alpha, beta) for name, alpha, beta in numbers]
+
+
+def _activate(name: str, clip: float, alpha: float, beta: float, x: Array) -> Array:
+    return _ACTIVATIONS[name][0](np.clip(x, -clip, clip) if clip else x, alpha, beta)
+
 
 def activations(options: Mapping[str, Any], kind: str, directions: int) -> tuple[Activations, ...]:
     """Return the activations of each direction.
@@ -233,51 +243,17 @@ def activations(options: Mapping[str, Any], kind: str, directions: int) -> tuple
 def _functions(options: Mapping[str, Any], kind: str, directions: int) -> list[list[Activation]]:
     """Return the activations of each direction, clipped if the node says so."""
     clip = float(options.get("clip") or 0.0)
-    return [
-        [
-            _function(name, alpha, beta, clip)
-            for name, alpha, beta in zip(
-                own.names, own.numbers[::2], own.numbers[1::2], strict=True
-            )
-        ]
-        for own in activations(options, kind, directions)
-    ]
+    return [own.functions(clip) for own in activations(options, kind, directions)]
 
 
-def _function(name: str, alpha: float, beta: float, clip: float) -> Activation:
-    function = _ACTIVATIONS[name][0]
-    if clip:
-        return lambda x: function(np.clip(x, -clip, clip), alpha, beta)
-    return lambda x: function(x, alpha, beta)
+def _prepare(
+    inputs: Sequence[Any], options: Mapping[str, Any], gates: int
+) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array]:
+    """Return a node's inputs in layout 0, in float32 or float64; `recurrent_operands` names them.
 
-
-@attrs.frozen
-class _Inputs:
-    """The inputs in layout 0, in float32 or float64; `recurrent_operands` gives their shapes.
-
-    Attributes:
-        x: Sequences.
-        w: Weights of the inputs.
-        r: Recurrence weights.
-        b: Biases, 0 if omitted.
-        lengths: Steps of each sequence, all if omitted.
-        h: Initial hidden states, 0 if omitted.
-        c: Initial cell states, 0 if omitted.
-        p: Peepholes, 0 if omitted.
+    Omitted lengths are all steps, other omitted inputs zeros. ``options`` are the node's
+    attributes, ``gates`` the gates of its cell.
     """
-
-    x: Array
-    w: Array
-    r: Array
-    b: Array
-    lengths: Array
-    h: Array
-    c: Array
-    p: Array
-
-
-def _prepare(inputs: Sequence[Any], options: Mapping[str, Any], gates: int) -> _Inputs:
-    """Return a node's inputs; ``options`` are its attributes, ``gates`` the gates of its cell."""
     padded: list[Any] = [*inputs, *[None] * (8 - len(inputs))]
     x: Array = padded[0]
     w, r, b, lengths, h, c, p = padded[1:8]
@@ -295,7 +271,7 @@ def _prepare(inputs: Sequence[Any], options: Mapping[str, Any], gates: int) -> _
         return widened
 
     state = (directions, batch, hidden)
-    return _Inputs(
+    return (
         x.astype(precision),
         w.astype(precision),
         r.astype(precision),
@@ -357,7 +333,7 @@ def _scan_directions(
 def _run(
     node: Node,
     inputs: Sequence[Any],
-    make_cell: Callable[[_Inputs, int, Sequence[Activation]], Cell],
+    make_cell: Callable[[Array, Array, Array, Array, Sequence[Activation]], Cell],
     states: int = 1,
 ) -> list[Array]:
     """Return Y and the last states, in the node's layout and X's dtype.
@@ -365,15 +341,18 @@ def _run(
     Args:
         node: The node.
         inputs: Its inputs.
-        make_cell: ``(inputs, direction, activations) -> cell``.
+        make_cell: ``(W, R, biases of both, peepholes, activations) -> cell`` for a direction, W
+            and R transposed.
         states: Arrays of a state: 1, or 2 with a cell state.
     """
     options = attributes(node)
-    prepared = _prepare(inputs, options, GATES[node.op_type])
-    functions = _functions(options, node.op_type, len(prepared.w))
-    cells = [make_cell(prepared, k, own) for k, own in enumerate(functions)]
-    starts = zip(*(prepared.h, prepared.c)[:states], strict=True)
-    outputs = _scan_directions([prepared.x] * len(cells), prepared.lengths, cells, starts, options)
+    x, w, r, b, lengths, h, c, p = _prepare(inputs, options, GATES[node.op_type])
+    functions = _functions(options, node.op_type, len(w))
+    cells = [
+        make_cell(w[k].T, r[k].T, b[k].reshape(2, -1), p[k], own) for k, own in enumerate(functions)
+    ]
+    starts = zip(*(h, c)[:states], strict=True)
+    outputs = _scan_directions([x] * len(cells), lengths, cells, starts, options)
     if options.get("layout"):
         first = outputs[0].transpose(2, 0, 1, 3)
         outputs = [first, *(state.swapaxes(0, 1) for state in outputs[1:])]
@@ -383,9 +362,9 @@ def _run(
 def rnn(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y and Y_h."""
 
-    def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
-        w, r, b = prepared.w[k].T, prepared.r[k].T, prepared.b[k].reshape(2, -1).sum(0)
-        return lambda x, state: (functions[0](x @ w + state[0] @ r + b),)
+    def make_cell(w: Array, r: Array, b: Array, p: Array, functions: Sequence[Activation]) -> Cell:
+        bias: Array = b.sum(0)
+        return lambda x, state: (functions[0](x @ w + state[0] @ r + bias),)
 
     return _run(node, inputs, make_cell)
 
@@ -394,11 +373,8 @@ def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y and Y_h; gates in the order z, r, h."""
     linear = bool(attributes(node).get("linear_before_reset"))
 
-    def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
-        w, r = prepared.w[k].T, prepared.r[k].T
-        wb, rb = prepared.b[k].reshape(2, -1)
-        f, g = functions
-        size = prepared.r.shape[2]
+    def make_cell(w: Array, r: Array, b: Array, p: Array, functions: Sequence[Activation]) -> Cell:
+        (wb, rb), (f, g), size = b, functions, len(r)
 
         def cell(x: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             h = state[0]
@@ -416,16 +392,11 @@ def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y, Y_h and Y_c; gates in the order i, o, f, c; peepholes i, o, f."""
-    options = attributes(node)
+    coupled = bool(attributes(node).get("input_forget"))
 
-    def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
-        w, r, b = prepared.w[k].T, prepared.r[k].T, prepared.b[k].reshape(2, -1).sum(0)
-        return lstm_cell(
-            lambda x, hidden: x @ w + hidden @ r + b,
-            prepared.p[k],
-            functions,
-            coupled=bool(options.get("input_forget")),
-        )
+    def make_cell(w: Array, r: Array, b: Array, p: Array, functions: Sequence[Activation]) -> Cell:
+        bias: Array = b.sum(0)
+        return lstm_cell(lambda x, h: x @ w + h @ r + bias, p, functions, coupled=coupled)
 
     return _run(node, inputs, make_cell, states=2)
 
