@@ -161,12 +161,14 @@ def _direct_weight(job: Job, of: Tiles, together: int, *, plain: bool) -> Weight
 
 
 @contextmanager
-def _blocked_output(job: Job) -> Generator[ConvOutput]:
-    """Yield the memory of the output and the residual, blocked; then convert the output."""
-    low, of = job.low, job.of
+def _packed_conv(
+    job: Job, of: Tiles, g: Geometry, x: Argument, weight: Argument
+) -> Generator[PackedConv]:
+    """Yield the operands of a step with a blocked output; then convert the output."""
+    low = job.low
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
-    yield ConvOutput(y, residual)
+    yield PackedConv(of, g, x, weight, _bias(job), ConvOutput(y, residual), job.act)
     convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
@@ -177,10 +179,9 @@ def _direct(job: Job, *, plain: bool) -> None:
     weight = _direct_weight(job, of, together, plain=plain) if constant else _packed(job)
     g = merge(job.g, together).folded()
     x = job.x if plain else blocked(low, of, job.x)
-    with _blocked_output(job) as out:
+    with _packed_conv(job, of, g, x, weight) as packed:
         # The operations that are reported are those of the convolution, without the zeros between
         # merged groups.
-        packed = PackedConv(of, g, x, weight, _bias(job), out, job.act)
         emit_direct(low, packed, plain=plain, flops=job.g.flops)
 
 
@@ -198,8 +199,7 @@ def _matrix(job: Job, *, plain: bool) -> None:
         weight = job.weight(recipe, volume_weights(of, g))
     if stores_bfloat16(low, job.y, g.outputs, job.act):
         job.y.store_as("bfloat16")
-    with _blocked_output(job) as out:
-        packed = PackedConv(of, g, x, weight, _bias(job), out, job.act)
+    with _packed_conv(job, of, g, x, weight) as packed:
         emit_matrix_convolution(low, packed, plain=plain, flops=job.g.flops)
 
 
@@ -210,9 +210,7 @@ def _banded(job: Job) -> None:
     recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
     weight = job.weight(recipe, band_weights(job.g, of))
     g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
-    x = blocked(low, of, job.x)
-    with _blocked_output(job) as out:
-        packed = PackedConv(of, g.folded(), x, weight, _bias(job), out, job.act)
+    with _packed_conv(job, of, g.folded(), blocked(low, of, job.x), weight) as packed:
         emit_direct(low, packed, plain=False, table=table, flops=job.g.flops)
 
 
@@ -228,8 +226,8 @@ def _depthwise(job: Job) -> None:
     rounds = of.lanes == MATRIX_ROWS and product_tiles(of, low, job.w).operands and not exact
     if rounds and stores_bfloat16(low, job.y, job.channels_out, job.act):
         job.y.store_as("bfloat16")
-    with _blocked_output(job) as out:
-        emit_depthwise(low, PackedConv(of, g, x, weight, _bias(job), out, job.act))
+    with _packed_conv(job, of, g, x, weight) as packed:
+        emit_depthwise(low, packed)
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:
@@ -239,7 +237,8 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     else:
         recipe = f"conv strided winograd{m} {of.nv}x{of.lanes}"
         weight = job.weight(recipe, strided_winograd_weights(of))
-    _by_winograd(job, g, blocked(low, of, job.x), weight, m)
+    with _packed_conv(job, of, g, blocked(low, of, job.x), weight) as packed:
+        emit_winograd(low, packed, m)
 
 
 def _polyphase(job: Job) -> None:
@@ -250,13 +249,8 @@ def _polyphase(job: Job) -> None:
     recipe = f"conv phases {phases.step} {phases.shift} {of.nv}x{of.lanes}"
     weight = job.weight(recipe, phase_weights(of, phases))
     x = emit_phases(low, of, job.g, phases, plain(low, of, job.x))
-    _by_winograd(job, phases.g, x, weight, m)
-
-
-def _by_winograd(job: Job, g: Geometry, x: Argument, weight: Argument, m: int) -> None:
-    """Emit Winograd's convolution of ``x`` (blocked) and the conversions of the other operands."""
-    with _blocked_output(job) as out:
-        emit_winograd(job.low, PackedConv(job.of, g, x, weight, _bias(job), out, job.act), m)
+    with _packed_conv(job, of, phases.g, x, weight) as packed:
+        emit_winograd(low, packed, m)
 
 
 def _generic(job: Job) -> None:
