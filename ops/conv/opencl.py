@@ -120,7 +120,7 @@ def _product(low: ClLowering, job: Convolution) -> None:
         (0, *per_image),
         (0, g.groups * g.outputs * pixels, g.outputs * pixels),
     ]
-    product = Product(left, right, y, low.node, (1, g.images, g.groups), steps)
+    product = Product(left, right, y, (1, g.images, g.groups), steps)
     product.residual = job.residual
     if job.bias is not None:
         product.bias, product.bias_steps, product.bias_step = job.bias, (1, 0), g.outputs

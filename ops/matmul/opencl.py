@@ -48,7 +48,6 @@ class Product:
         a: Left matrices.
         b: Right matrices.
         out: The results, contiguous.
-        node: The node whose attributes name the activation.
         sizes: Sizes of the stack, three levels.
         steps: Strides of A, B and the results along the stack.
         alpha: Factor of the product.
@@ -62,7 +61,6 @@ class Product:
     a: Matrix
     b: Matrix
     out: Operand
-    node: Node
     sizes: tuple[int, ...]
     steps: list[tuple[int, ...]]
     alpha: float = 1.0
@@ -128,7 +126,7 @@ def matmul(node: Node, low: ClLowering) -> None:
         b = b.transposed
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
     a, sizes, steps = batched(a, b)
-    product = Product(a, b, made, node, sizes, steps, alpha, beta, residual=residual)
+    product = Product(a, b, made, sizes, steps, alpha, beta, residual=residual)
     if bias is not None and beta != 0.0:
         _add_bias(product, bias)
     emit_product(low, product)
@@ -167,9 +165,9 @@ def emit_product(low: ClLowering, product: Product) -> None:
         launch_panels(low, product, word, steps)
 
 
-def defines_of(product: Product) -> tuple[dict[str, str | int], float, float]:
+def defines_of(low: ClLowering, product: Product) -> tuple[dict[str, str | int], float, float]:
     """Return macro definitions of activation, bias and residual, and the activation's p and q."""
-    (name, text), p, q = activation(product.node)
+    (name, text), p, q = activation(low.node)
     flags: dict[str, str | int] = {
         name: text,
         "BIAS": int(product.bias is not None),
@@ -217,7 +215,7 @@ def launch_panels(
         right: B in panels (`pack_panels`).
         right_steps: Elements between packed matrices along the stack.
     """
-    flags, p, q = defines_of(product)
+    flags, p, q = defines_of(low, product)
     tuning = low.tuning
     dtype, rows = product.out.dtype, product.a.rows
     block = tuning.rows if rows > 4 else max(rows, 1)
@@ -306,7 +304,7 @@ def launch_tiles(
         more: Further arguments: strides of B's rows and columns, or the sizes of the convolution.
         **defines: Further macro definitions: KD, KH and KW, the taps of a convolution.
     """
-    flags, p, q = defines_of(product)
+    flags, p, q = defines_of(low, product)
     out, depth = product.out, product.a.columns
     tiling = choose_tiling(low, product)
     stack = math.prod(product.sizes)

@@ -93,7 +93,7 @@ def _centred_weight(
 def _multiply(low: ClLowering, a: Operand, b: Operand, out: Operand) -> None:
     left, right = matrix(a), matrix(b, "column")
     left, sizes, steps = batched(left, right)
-    emit_product(low, Product(left, right, out, low.node, sizes, steps))
+    emit_product(low, Product(left, right, out, sizes, steps))
 
 
 def _requantize(
