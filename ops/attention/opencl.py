@@ -103,12 +103,10 @@ def bias(low: ClLowering, kernel: Kernel, a: BiasArguments) -> None:
         MASK=("", "bool", dtype).index(mask),
         T=register(dtype),
     )
-    arguments = [a.flags.size, a.y, a.mask or a.y, a.mask_batch, a.mask_head, a.mask_row]
-    arguments += [a.mask_key, a.mask_keys, a.heads, a.queries, a.keys, a.causal, a.past]
-    arguments += [a.left, a.right, a.counts or a.y, a.flags]
-    count = a.flags.size
+    y, given, *sizes, counts, flags = a.words()
+    count = flags.size
     ranges = line(low, count) if group == 1 else ((count * group,), (group,))
-    low.launch(source, "bias", arguments, *ranges)
+    low.launch(source, "bias", [count, y, given or y, *sizes, counts or y, flags], *ranges)
 
 
 @cl_kernel("subgraph.ops.attention.rotary_kernels", "rotate")

@@ -47,7 +47,7 @@ def rows(low: ClLowering, kernel: Kernel, a: RowNormArguments) -> None:
     require(low, dtype)
     count = a.x.size // a.size
     group, *ranges = row_ranges(low, count, a.size)
-    optional: list[Argument] = [a.bias, a.means, a.deviations]
+    x, y, scale, *optional, size, epsilon = a.words()
     present = [int(not isinstance(word, int)) for word in optional]
     source = row_program(
         dtype,
@@ -58,9 +58,8 @@ def rows(low: ClLowering, kernel: Kernel, a: RowNormArguments) -> None:
         MEANS=present[1],
         DEVIATIONS=present[2],
     )
-    operands = [a.y if isinstance(word, int) else word for word in optional]
-    epsilon = number(dtype, a.epsilon)
-    arguments: Arguments = [count, a.x, a.y, a.scale, *operands, a.size, epsilon]
+    operands = [y if isinstance(word, int) else word for word in optional]
+    arguments: Arguments = [count, x, y, scale, *operands, size, number(dtype, epsilon)]
     low.launch(source, "rows", arguments, *ranges)
 
 
@@ -72,19 +71,9 @@ def groups(low: ClLowering, kernel: Kernel, a: GroupNormArguments) -> None:
     rows = a.x.size // (a.channels * a.pixels)
     group, *ranges = row_ranges(low, rows, a.pixels)
     source = row_program(dtype, NORMALIZE=1, CENTRED=1, BIAS=1, MEANS=0, DEVIATIONS=0, GROUP=group)
-    epsilon = number(dtype, a.epsilon)
-    arguments: Arguments = [
-        rows,
-        a.x,
-        a.y,
-        a.scale,
-        a.bias,
-        a.groups,
-        a.channels,
-        a.pixels,
-        epsilon,
-    ]
-    low.launch(source, "groups", [*arguments, a.channel_step, a.group_step], *ranges)
+    *leading, epsilon, channel_step, group_step = a.words()
+    arguments: Arguments = [rows, *leading, number(dtype, epsilon), channel_step, group_step]
+    low.launch(source, "groups", arguments, *ranges)
 
 
 @cl_kernel("subgraph.ops.normalization.kernels", "local_response")
