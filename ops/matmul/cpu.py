@@ -181,51 +181,33 @@ def emit_product(low: Lowering, product: Product) -> None:
     added: Argument = residual or 0
     if bias is not None and product.beta != 0.0:
         if bias.size in (1, n) and (bias.size == 1 or bias.shape[-1] == n):
-            init = _scaled_row(low, bias, n, product.beta, of)
+            init = _scaled_bias(low, bias, (n,), product.beta, of)
         elif residual is not None:
             raise Unsupported("a matrix added besides a residual")
-        elif bias.size == out.size and product.beta == 1.0:
-            added = bias
         else:
-            added = _broadcast_bias(low, bias, out.shape, product.beta, of)
+            added = _scaled_bias(low, bias, out.shape, product.beta, of)
     _emit(low, product, of, init, added)
 
 
-def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Argument:
-    """Return ``beta * C`` with one element per column, padded to whole vectors if constant."""
+def _scaled_bias(
+    low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles
+) -> Argument:
+    """Return ``beta * C`` broadcast to ``shape``; a constant row is padded to whole vectors."""
+    is_row = len(shape) == 1
+    if bias.size == math.prod(shape) and beta == 1.0 and not (is_row and bias.constant):
+        return bias
     if bias.constant:
 
         def make(array: Array) -> Array:
-            row = np.zeros(round_up(n, of.lanes), of.dtype)
-            row[:n] = array.reshape(-1) * np.asarray(beta, of.dtype)
-            return row
+            scaled = (array.reshape(-1) if is_row else array) * np.asarray(beta, of.dtype)
+            whole = np.ascontiguousarray(np.broadcast_to(scaled, shape))
+            return np.pad(whole, (0, -whole.size % of.lanes)) if is_row else whole
 
-        return low.weight(f"gemm row {n} x {beta!r} {of.lanes}", make, bias)
-    if bias.size == n and beta == 1.0:
-        return bias
-    return _emit_scaled_bias(low, bias, (n,), beta)
-
-
-def _broadcast_bias(
-    low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles
-) -> Argument:
-    """Return ``beta * C`` broadcast to the shape of the result."""
-    if not bias.constant:
-        return _emit_scaled_bias(low, bias, shape, beta)
-
-    def make(array: Array) -> Array:
-        scaled = array * np.asarray(beta, of.dtype)
-        return np.ascontiguousarray(np.broadcast_to(scaled, shape))
-
-    return low.weight(f"gemm C {shape} x {beta!r}", make, bias)
-
-
-def _emit_scaled_bias(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float) -> Operand:
-    """Emit the step that computes ``beta * C`` broadcast to ``shape``, and return its result."""
+        return low.weight(f"gemm C {shape} x {beta!r} {of.lanes}", make, bias)
     spread = temporary(low, bias.dtype, shape)
     e = Expression()
     value = e("mul", e.input(bias.dtype), e.number(beta, bias.dtype))
-    own = bias.shape if len(shape) > 1 else (bias.size,)
+    own = (bias.size,) if is_row else bias.shape
     emit_expression(low, e, [source(bias, own)], [(value, spread)])
     return spread
 
