@@ -30,6 +30,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import first_type
+from subgraph.ops.shared.half_precision import in_float32
 from subgraph.ops.shared.strides import product
 
 from . import decoding
@@ -265,7 +266,7 @@ declare(
     "Attention",
     requires=attention_operands,
     infer=attention,
-    compute=attention_reference,
+    compute=in_float32(attention_reference),
     batch=along(0),
 )
 declare("LinearAttention", requires=decoding.linear_attention_operands, batch=along(0))

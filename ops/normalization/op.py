@@ -9,6 +9,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
 from subgraph.operators.batch_axes import Batch, BatchCall, along, except_axes
 from subgraph.operators.operator import declare
+from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -21,6 +22,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
+from subgraph.ops.shared.half_precision import in_float32
 from subgraph.ops.shared.strides import normal_axis
 
 from . import reference, softmax_reference
@@ -248,6 +250,7 @@ declare(
     "InstanceNormalization",
     requires=instance_normalization_operands,
     infer=input_type,
+    compute=in_float32(standard),
     batch=along(0),
 )
 declare(
@@ -261,6 +264,7 @@ declare(
     "LayerNormalization",
     requires=layer_normalization_operands,
     infer=layer_normalization_types,
+    compute=in_float32(standard, rounded=1),
     batch=_of_later_axes,
 )
 declare(
@@ -281,6 +285,7 @@ declare(
     "RMSNormalization",
     requires=layer_normalization_operands,
     infer=input_type,
+    compute=in_float32(standard),
     batch=_of_later_axes,
 )
 declare(

@@ -16,6 +16,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 from subgraph.operators.schema import is_before
+from subgraph.ops.shared.half_precision import is_half
 
 
 def batch_normalization(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -31,7 +32,8 @@ def batch_normalization(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if not _is_training(node, options):
         return [_normalized(x, scale, bias, mean, var, axes, epsilon)]
     momentum = float(options["momentum"])
-    batch_mean, batch_var = x.mean(axis=axes), x.var(axis=axes)
+    wide = x.astype(np.float32) if is_half(x) else x
+    batch_mean, batch_var = wide.mean(axis=axes), wide.var(axis=axes)
     outputs = [
         _normalized(x, scale, bias, batch_mean, batch_var, axes, epsilon),
         (mean * momentum + batch_mean * (1 - momentum)).astype(mean.dtype),

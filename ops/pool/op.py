@@ -18,6 +18,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.shared.half_precision import in_float32
 
 from . import reference
 from .windows import INT8, MAX_EXTENT, require_image, require_windows, window_counts
@@ -104,7 +105,7 @@ declare(
     *("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
     requires=global_pool_operands,
     infer=global_pool,
-    compute=reference.global_pool,
+    compute=in_float32(reference.global_pool),
     batch=along(0, 1),
 )
 declare(

@@ -21,6 +21,7 @@ from subgraph.operators.requirements import (
     require_single,
 )
 from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
+from subgraph.ops.shared.half_precision import in_float32, is_half
 from subgraph.ops.shared.strides import normal_axis
 
 
@@ -133,7 +134,7 @@ def reduced(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Return the reduction over the node's axes, in the input's dtype; a scalar has axis 0.
 
     onnx.reference fails for a scalar with axes and for logarithms of integers, which opsets up to
-    26 allow, and returns wider dtypes of integers.
+    26 allow, returns wider dtypes of integers, and sums bfloat16 in bfloat16.
     """
     given: Array = inputs[0]
     x = given.reshape(given.shape or (1,))
@@ -145,7 +146,9 @@ def reduced(node: Node, inputs: Sequence[Any]) -> list[Any]:
         least, most = number_range(x.dtype)
         shape = np.sum(x, over, keepdims=keep).shape
         return [np.full(shape, least if node.op_type == "ReduceMax" else most, x.dtype)]
-    if node.op_type in _REAL and x.dtype.kind in "iu":
+    if is_half(x):
+        x = x.astype(np.float32)
+    elif node.op_type in _REAL and x.dtype.kind in "iu":
         x = x.astype(np.float64)
     found = np.asarray(_REDUCTIONS[node.op_type](x, over, keep)).astype(given.dtype)
     return [found if given.ndim else found.reshape(())]
@@ -207,7 +210,7 @@ declare(
     "CumSum",
     requires=cumulative_operands,
     infer=first_type,
-    compute=cumulative,
+    compute=in_float32(cumulative),
     batch=except_axes(_cumulative_axis),
 )
 declare(

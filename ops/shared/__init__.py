@@ -4,4 +4,5 @@
 - `tile_planning`, `activation_kernels`: contraction tiles, activations, division of work
 - `opencl_code`: C text of OpenCL kernels
 - `delegation`: use of another operator's lowering
+- `half_precision`: references that sum float16 and bfloat16
 """
