@@ -39,6 +39,7 @@ from subgraph.ops.pool.windows import (
     require_image,
     windows_of,
 )
+from subgraph.ops.shared.half_precision import in_float32
 from subgraph.ops.shared.strides import product
 
 
@@ -238,4 +239,10 @@ declare(
     batch=along(0),
 )
 declare("MaxUnpool", requires=max_unpool_operands, grows=True)
-declare("DeformConv", requires=deform_conv_operands, infer=convolution, batch=along(0))
+declare(
+    "DeformConv",
+    requires=deform_conv_operands,
+    infer=convolution,
+    compute=in_float32(standard),
+    batch=along(0),
+)

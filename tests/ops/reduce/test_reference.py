@@ -40,6 +40,7 @@ LONG = np.abs(np.random.default_rng(3).standard_normal((3, 4000))) + 0.1
 IMAGES = LONG[:2].reshape(1, 2, 50, 80)
 HEADS = LONG.reshape(1, 2, 3000, 2)
 CHANNELS = np.array([0.5, 2.0])
+DEEP = np.full((1, 150, 2, 2), 0.6)
 SUMS = [
     *[
         Use(f"Reduce{op}", (LONG, np.array([1])), {}, 18)
@@ -50,6 +51,7 @@ SUMS = [
     Use("LayerNormalization", (LONG * 300, LONG[0]), {}, 17),
     Use("RMSNormalization", (LONG * 300, LONG[0]), {}, 23),
     Use("InstanceNormalization", (IMAGES, CHANNELS, CHANNELS), {}, 22),
+    Use("DeformConv", (DEEP, DEEP, np.zeros((1, 8, 1, 1))), {}, 22),
     Use("Attention", (HEADS[:, :, :4], HEADS, HEADS), {}, 23),
 ]
 
