@@ -95,8 +95,7 @@ def _replaced(node: Node, new_values: Mapping[Value, Value]) -> dict[Value, Valu
     )
     found: dict[Value, Value] = {}
     for old, new in zip(_without(node.outputs, 0, unchanged), made.outputs, strict=True):
-        new.name, new.type = old.name, old.type
-        old.name = ""
+        new.name, new.type = old.name, old.type  # `rewire` takes the name of a graph output
         found[old] = new
     for k in unchanged:
         outer = inputs[before + k]

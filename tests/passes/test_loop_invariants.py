@@ -60,6 +60,20 @@ def test_a_state_that_is_returned_unchanged_is_captured(kind: str, device: str, 
         np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE", "AUTO"])
+def test_outputs_keep_their_names(device: str) -> None:
+    trip, x, weight = sg.input("trip", (), "int64"), sg.input("x", (1, 4)), sg.input("w", (4, 4))
+    results = _loop(trip, weight, x)
+    names = ["the weight", "last", "all"]
+    for value, name in zip(results, names, strict=True):
+        value.name = name
+    graph = sg.Graph([trip, x, weight], list(results))
+    changed = passes.apply_pass(graph, "LoopInvariants")
+    assert [value.name for value in changed.outputs] == names
+    found = sg.compile_model(graph, device)(np.array(2), _random(1, 4), _random(4, 4, seed=1))
+    assert list(found) == names
+
+
 def test_a_weight_that_a_loop_carries_can_be_assigned() -> None:
     trip, x = sg.input("trip", (), "int64"), sg.input("x", (1, 4))
     weight = sg.parameter("w", _random(4, 4, seed=1))
