@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
@@ -86,5 +87,8 @@ def _attribute(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         keys = tuple(_attribute(item) for item in held)
         return None if None in keys else (tuple, keys)
+    kind: type[Any] = held.__class__
+    if attrs.has(kind):  # a sparse tensor, or a type
+        return (kind, _attribute(attrs.astuple(held, recurse=False)))
     # Unlike the values, their texts differ for 1, 1.0 and True, and for 0.0 and -0.0.
-    return (type(value), repr(value))
+    return (kind, repr(held))

@@ -165,6 +165,28 @@ def test_zeros_of_either_sign_are_not_equal() -> None:
     golden(text, text, "CommonSubexpressionElimination")
 
 
+def test_large_sparse_constants_that_differ_stay_apart() -> None:
+    count = 3000  # NumPy's text of so many elements leaves out most of them
+    nodes: list[Any] = []
+    for middle in (1, 2, 2):
+        array = np.ones(count, np.float32)
+        array[count // 2] = middle
+        values = onnx.numpy_helper.from_array(array)
+        indices = onnx.numpy_helper.from_array(np.arange(count))
+        sparse = helper.make_sparse_tensor(values, indices, [count])
+        name = f"c{len(nodes)}"
+        nodes.append(helper.make_node("Constant", [], [name], name, sparse_value=sparse))
+    nodes.append(helper.make_node("Sub", ["c1", "c0"], ["y"]))
+    nodes.append(helper.make_node("Sub", ["c2", "c1"], ["z"]))
+    outputs = [helper.make_tensor_value_info(name, 1, [count]) for name in ("y", "z")]
+    proto = helper.make_graph(nodes, "g", [], outputs)
+    graph = sg.load(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)]))
+    merged = apply_pass(graph, "CommonSubexpressionElimination")
+    assert [node.op_type for node in merged.nodes] == ["Constant", "Constant", "Sub", "Sub"]
+    y, z = sg.compile_model(merged, "REFERENCE")().values()
+    assert (y.sum(), z.sum()) == (1, 0)
+
+
 FOLDING = """graph "g" {
   input %x: float32[N, 2, 3]
   weight %w: int64[1]
