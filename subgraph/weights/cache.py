@@ -500,12 +500,20 @@ def _assigned_free_variables(code: CodeType) -> frozenset[str]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_plain(v) for v in value)  # pyright: ignore[reportUnknownVariableType]
+    """Return a value whose text identifies the numbers and strings in a value of a closure."""
+    item: Any = value
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, item))
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_plain(part)) for part in item)
+    if isinstance(value, dict):
+        return [(_plain(key), _plain(part)) for key, part in item.items()]
     if isinstance(value, _PLAIN):
-        return value
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    return f"{getattr(value, '__module__', '')}.{name}"
+        return item
+    if isinstance(value, np.generic):
+        return item.dtype.str, item.item()
+    name = getattr(item, "__qualname__", type(item).__qualname__)
+    return f"{getattr(item, '__module__', '')}.{name}"
 
 
 def _recipe_argument(state: State) -> Array:

@@ -138,6 +138,26 @@ def test_same_recipe_name_of_two_functions_is_two_entries() -> None:
     assert cache.get("scale", partial(np.multiply, 6.0), w)[0] == 18
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.int64(2), np.int64(3)),
+        (np.float32(2), np.float16(2)),
+        ([0, 1], [1, 0]),
+        ({"axes": (0, 1)}, {"axes": (1, 0)}),
+        (frozenset({"a", "b"}), frozenset({"a", "c"})),
+        ((1, [2]), (1, [3])),
+    ],
+)
+def test_recipes_are_told_apart_by_numbers_in_containers(one: Any, other: Any) -> None:
+    def made(held: Any) -> Any:
+        return lambda array: (array, held)
+
+    first, second, again = (recipe_id("r", made(held)) for held in (one, other, one))
+    assert first != second
+    assert first == again
+
+
 def test_recipe_ids_do_not_depend_on_the_process() -> None:
     assert "0x" not in recipe_id("r", Counter())
 
