@@ -226,8 +226,12 @@ def _chain(context: Context, node: Node) -> _Chain | None:
     bounds: dict[str, Any] = {}
     for name, bound in zip(("low", "high"), ends, strict=True):
         if math.isfinite(bound):
+            with np.errstate(all="ignore"):
+                steps = np.rint(np.float32(bound) / np.float32(scale))
+            if not np.isfinite(steps):
+                return None  # a scale of 0, nearly 0, or NaN
             # Rounding is monotonic, so clipping the rounded value by a rounded bound is the same.
-            bounds[name] = int(np.rint(np.float32(bound) / np.float32(scale))) + zero
+            bounds[name] = int(steps) + zero
     return _Chain([user, end.node], end, bounds)
 
 

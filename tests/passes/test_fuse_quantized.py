@@ -493,3 +493,16 @@ def test_updates_of_weights_and_scales_are_followed() -> None:
             one.parameters[name].assign(change(one.parameters[name].array))
         got, real = (next(iter(one(inputs).values())) for one in (compiled, reference))
         assert np.abs(got.astype(np.int32) - real.astype(np.int32)).max() <= 1
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-40, float("nan")])
+def test_a_scale_without_a_finite_bound_leaves_the_activation_in_floats(scale: float) -> None:
+    x = sg.input("x", (1, 2, 5, 5), "uint8")
+    weight = ops.DequantizeLinear(np.ones((3, 2, 3, 3), np.int8), np.float32(0.1), np.int8(0))
+    zero = sg.parameter("zero", np.uint8(3))
+    image = ops.DequantizeLinear(x, np.float32(0.1), zero)
+    clipped = ops.Clip(ops.Conv(image, weight), np.float32(0), np.float32(6))
+    graph = sg.Graph([x], [ops.QuantizeLinear(clipped, np.float32(scale), zero)])
+    model = sg.compile_model(graph, "CPU")
+    assert "FusedQLinearConv" not in {node.op_type for node in apply_pass(graph, "CpuFusion").nodes}
+    assert model(np.full((1, 2, 5, 5), 9, np.uint8))[0].shape == (1, 3, 3, 3)
