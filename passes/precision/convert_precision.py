@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from subgraph.dtypes import FLOATS
-from subgraph.errors import PassError
+from subgraph.errors import PassError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import (
     ONNX_DTYPE,
@@ -20,6 +20,7 @@ from subgraph.graph.types import (
     canonical_dtype,
     numpy_dtype,
 )
+from subgraph.operators.inference import infer_types
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 from subgraph.transform.pass_manager import register_pass
 
@@ -77,6 +78,7 @@ class ConvertPrecision:
         for node in level.nodes:
             if node.subgraph is None:
                 self._convert_node(node)
+                self._cast_fixed(node, replacements, version)
             elif runs_by_default(node.op):
                 self._convert_region(node, node.subgraph)
             else:
@@ -100,6 +102,27 @@ class ConvertPrecision:
             value.type = self._converted(value.type)
         for key in list(node.attrs):
             node.attrs[key] = self._attribute(key, node.attrs[key])
+
+    def _cast_fixed(self, node: Node, replacements: dict[Value, Value], version: int) -> None:
+        """Put Casts after results that are float32 whatever the inputs, as of some Constants.
+
+        Args:
+            node: A converted node.
+            replacements: New values by replaced ones; the Casts are added.
+            version: Version of the Casts.
+        """
+        # No operator has results of another float dtype by itself; bodies are converted later.
+        if self.source != "float32" or node.bodies:
+            return
+        given = [None if v is None else replacements.get(v, v).type for v in node.inputs]
+        try:
+            found = infer_types(node, given)
+        except SubgraphError:
+            return
+        for value, type_ in zip(node.outputs, found, strict=True):
+            if isinstance(type_, TensorType) and type_.dtype == "float32" != self.target:
+                value.type = type_
+                replacements[value] = cast_value(value, self.target, version)
 
     def _attribute(self, key: str, value: Any) -> Any:
         if getattr(value, "dtype", None) == numpy_dtype(self.source):

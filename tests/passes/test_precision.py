@@ -85,3 +85,25 @@ def test_a_region_with_its_own_op_keeps_its_dtypes() -> None:
 def test_only_floats_can_be_converted() -> None:
     with pytest.raises(sg.PassError, match="got 'int8'"):
         passes.apply_pass(half_net(), "ConvertPrecision", source="int8")
+
+
+@pytest.mark.parametrize("target", ["float16", "float64"])
+def test_results_that_are_float32_by_themselves_are_cast(target: str) -> None:
+    x = sg.input("x", (3,), "float32")
+    two = ops.Constant(value_float=2.0)
+    many = ops.Constant(value_floats=[1.0, 2.0, 3.0])
+    zeros = ops.ConstantOfShape(np.array([3], np.int64))
+    body = sg.Graph([], [ops.Mul(sg.capture(x), ops.Constant(value_float=3.0))], "then")
+    other = sg.Graph([], [ops.Neg(sg.capture(x))], "else")
+    chosen = ops.If(ops.Greater(two, np.float32(1)), then_branch=body, else_branch=other)
+    y = ops.Add(ops.Add(ops.Mul(x, two), zeros), ops.Add(many, chosen))
+    graph = sg.Graph([x], [y, two])
+    converted = passes.apply_pass(graph, "ConvertPrecision", source="float32", target=target)
+    for kind in ("Add", "If"):
+        (made, *_) = (node.outputs[0] for node in converted.nodes if node.op_type == kind)
+        assert made.type == sg.TensorType(target, (3,))
+    for device in ("REFERENCE", "CPU"):
+        found, number = sg.compile_model(converted, device)(np.ones(3, np.float32)).values()
+        assert found.dtype == number.dtype == np.float32
+        np.testing.assert_array_equal(found, [6, 7, 8])
+        assert number == 2
