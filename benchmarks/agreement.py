@@ -31,7 +31,7 @@ from typing import Any
 import light_models
 import numpy as np
 import onnx
-from models import inputs_of
+from models import inputs_of, onnxruntime_session
 
 import subgraph as sg
 from subgraph.devices.plugins.auto import AutoModel
@@ -105,10 +105,7 @@ def changing_over(core: sg.Core, graph: sg.Graph, feeds: Any) -> list[Arrays]:
 
 def of_onnxruntime(path: Path, feeds: Any) -> Arrays:
     """Return the results of ONNX Runtime itself."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    results: Arrays = session.run(None, dict(feeds))
+    results: Arrays = onnxruntime_session(path).run(None, dict(feeds))
     return results
 
 

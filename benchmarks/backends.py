@@ -25,12 +25,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.numpy_helper
 
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends.base import BackendOp
+from subgraph.tools.cli_inputs import input_arrays
 
 CHECKS = tuple(sg.testing.DEVICE_CHECKS)
 
@@ -89,7 +88,7 @@ def new_weight(device: str, path: str, rounds: int) -> str:
         config = {"WEIGHTS": "inside" if weights == "recompile" else weights}
         name = f"HETERO:{device},CPU"
         model = sg.compile_model(graph, name, config)
-        inputs = {port.name: _filled(port) for port in model.inputs}
+        inputs = input_arrays(model.inputs, {}, {}, 0)
         model(**inputs)
         weight = max(graph.parameters.values(), key=lambda p: p.nbytes)
         best = float("inf")
@@ -143,16 +142,15 @@ def placement(path: str, devices: str, batch: int, rounds: int) -> None:
         batch: First dimension of the inputs; 0: as in the model.
         rounds: Number of runs of each device and of AUTO's choice, in alternation.
     """
-    proto = onnx.load(path)
+    graph = sg.load(path)
     if batch:
-        _change_batch(proto, batch)
-    graph = sg.load(proto)
+        graph = sg.reshape(graph, batch=batch)
     config = {"INFERENCE_NUM_THREADS": 1}
     chosen = sg.compile_model(graph, f"AUTO:{devices}", {"PLACEMENT": "COST", **config})
     print(chosen.get_property("PLACEMENT_TABLE"))
     models = {name: sg.compile_model(graph, name, config) for name in devices.split(",")}
     models["AUTO"] = chosen
-    inputs = {port.name: _filled(port) for port in chosen.inputs if port.default is None}
+    inputs = input_arrays(chosen.inputs, {}, {}, 0)
     wanted = models["CPU" if "CPU" in models else "AUTO"](inputs)
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds):
@@ -168,38 +166,6 @@ def placement(path: str, devices: str, batch: int, rounds: int) -> None:
     shown = ", ".join(f"{name} {each:.2f}" for name, each in medians.items())
     ratio = auto / medians[best]
     print(f"{path}: AUTO {auto:.2f} ms, {shown}; AUTO / {best} {ratio:.3f}\n", flush=True)
-
-
-def _change_batch(proto: onnx.ModelProto, batch: int) -> None:
-    """Change the first dimension of inputs, outputs, and constant shapes of Reshape from 1."""
-    graph = proto.graph
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    for value in (*graph.input, *graph.output):
-        dims = value.type.tensor_type.shape.dim
-        if value.name not in weights and dims and dims[0].dim_value == 1:
-            dims[0].dim_value = batch
-    for node in graph.node:
-        if node.op_type == "Reshape" and node.input[1] in weights:
-            shape = onnx.numpy_helper.to_array(weights[node.input[1]]).copy()
-            if shape.size and shape[0] == 1:
-                shape[0] = batch
-                tensor = onnx.numpy_helper.from_array(shape, node.input[1])
-                weights[node.input[1]].CopyFrom(tensor)
-    del graph.value_info[:]
-
-
-def _filled(port: sg.Port) -> np.ndarray[Any, Any]:
-    type_ = port.type
-    assert isinstance(type_, sg.TensorType)
-    assert type_.shape is not None
-    shape = [dim if isinstance(dim, int) else 1 for dim in type_.shape]
-    generator = np.random.default_rng(0)
-    floats = type_.dtype == "float32"
-    return (
-        generator.standard_normal(shape).astype(np.float32)
-        if floats
-        else np.ones(shape, type_.dtype)
-    )
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
+from models import onnxruntime_session
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
@@ -136,12 +136,7 @@ class Decoder:
 
 def runners(model: onnx.ModelProto, threads: int) -> dict[str, Runner]:
     """Return functions that run the model on Subgraph and on ONNX Runtime."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime_session(model.SerializeToString(), threads)
     names = [value.name for value in session.get_outputs()]
     request = sg.compile_model(
         sg.load(model), "CPU", {"INFERENCE_NUM_THREADS": threads}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import platform
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -41,6 +42,22 @@ def inputs_of(model: Path) -> dict[str, np.ndarray]:
         with np.load(beside) as held:
             return {name: held[name] for name in names}
     return input_arrays(ports(graph), {}, {}, 0)
+
+
+def onnxruntime_session(model: Path | bytes, threads: int = 1) -> Any:
+    """Return a session of ONNX Runtime on the CPU.
+
+    Args:
+        model: An ONNX file or its content.
+        threads: Threads within an operator.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    source = str(model) if isinstance(model, Path) else model
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def add_rows(table: Table, model: Path, measured: list[Measured]) -> float | None:

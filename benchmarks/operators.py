@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 import numpy as np
 import onnx
+from models import onnxruntime_session
 from onnx import helper, numpy_helper
 from operator_table import FAMILIES, Case, Fixed
 from rich.console import Console
@@ -89,12 +90,7 @@ def on_device(model: bytes, device: str) -> Run:
 
 def onnxruntime(model: bytes) -> Run:
     """Return a function that runs a model by ONNX Runtime."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(model)
     return lambda feed: list(session.run(None, feed))
 
 

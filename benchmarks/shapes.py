@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
+from models import onnxruntime_session
 from rich.console import Console
 from rich.table import Table
 
@@ -58,10 +58,7 @@ def runners(model: Path, graph: sg.Graph, threads: int) -> dict[str, Runner]:
         graph: Its graph.
         threads: Threads of a run.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(model, threads)
     compiled = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
     return {
         "subgraph": lambda inputs: list(compiled(inputs).values()),

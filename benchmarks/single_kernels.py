@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import attrs
 import numpy as np
-import onnxruntime as ort
+from models import onnxruntime_session
 from rich.console import Console
 from rich.table import Table
 
@@ -137,10 +137,7 @@ def core_peak() -> float:
 
 def run_case(case: Case, rounds: int) -> tuple[list[Sample], str]:
     """Time a case; return a sample for each round, and the name of the kernel."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    model = sg.to_onnx(case.graph).SerializeToString()
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(sg.to_onnx(case.graph).SerializeToString())
     compiled = sg.compile_model(
         case.graph, "CPU", {"INFERENCE_NUM_THREADS": 1, "ENABLE_PROFILING": True}
     )

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
-from models import inputs_of
+from models import inputs_of, onnxruntime_session
 from rich.console import Console
 from rich.table import Table
 
@@ -49,10 +48,7 @@ def theirs(model: Path, inputs: Mapping[str, Any], threads: int) -> Runner:
         inputs: Inputs by name.
         threads: Threads of a run.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(model, threads)
     return lambda: session.run(None, dict(inputs))
 
 

@@ -22,29 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 import subgraph as sg
+from subgraph.testing.random_selectors import ByNode
 
 OP_TYPES = ({"Conv", "Clip"}, {"Conv"}, {"MatMul", "Gemm"}, {"Conv", "Relu", "Add"})
 CONFIG = {"INFERENCE_NUM_THREADS": 1}
-
-
-class RandomSelector(sg.SubgraphSelector):
-    """Takes 60 % of the nodes, by name."""
-
-    def __init__(self, seed: int) -> None:
-        """Choose by ``seed``."""
-        self.seed = seed
-
-    def select(self, node: sg.Node) -> bool:
-        """Return whether the node is among them."""
-        return random.Random(f"{self.seed} {node.name}").random() < 0.6
-
-    def select_input(self, node: sg.Node, input_node: sg.Node) -> bool:
-        """Return whether the producer is among them."""
-        return self.select(input_node)
-
-    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
-        """Return whether the consumer is among them."""
-        return self.select(output_node)
 
 
 def forms(graph: sg.Graph, device: str) -> dict[str, tuple[int, sg.CompiledModel]]:
@@ -55,7 +36,7 @@ def forms(graph: sg.Graph, device: str) -> dict[str, tuple[int, sg.CompiledModel
     selectors: dict[str, Any] = {
         ",".join(sorted(names)): sg.ContainOpSelector(names) for names in OP_TYPES
     }
-    selectors.update((f"random {seed}", RandomSelector(seed)) for seed in range(3))
+    selectors.update((f"random {seed}", ByNode(seed)) for seed in range(3))
     found = {"whole": (0, sg.compile_model(graph, "CPU", CONFIG))}
     for name, selector in selectors.items():
         cut = sg.optimize_for(graph, selector)
