@@ -22,6 +22,7 @@ from subgraph.operators.operator import is_random, is_speculatable, operator_of
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import LIMIT
 from subgraph.operators.type_inference import infer_graph
+from subgraph.passes.patterns import dtype_of, shape_of, static_size
 from subgraph.transform.pass_manager import apply_pass, register_pass
 
 from .unfold_sequences import Sequences, concerns_sequences, constant, replacement_outputs, stacked
@@ -375,10 +376,7 @@ def _cost(op_type: str, sizes: Sequence[int]) -> int:
 
 def _elements(value: Value) -> int | None:
     """Return the number of elements of a value; None if unknown, or for strings."""
-    type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype == "string":
-        return None
-    return math.prod(dim for dim in type_.shape or () if isinstance(dim, int))
+    return None if dtype_of(value) == "string" else static_size(shape_of(value))
 
 
 def _must_stay(node: Node) -> bool:
@@ -387,10 +385,8 @@ def _must_stay(node: Node) -> bool:
 
 
 def _length(value: Value, axis: int) -> int | None:
-    type_ = value.type
-    if not isinstance(type_, TensorType) or type_.shape is None:
-        return None
-    length = type_.shape[axis]
+    shape = shape_of(value)
+    length = None if shape is None else shape[axis]
     return length if isinstance(length, int) else None
 
 
