@@ -140,8 +140,9 @@ def _callable(which: str | Pass) -> Pass:
 
 def options_of(which: str | Pass) -> tuple[str, ...] | None:
     """Return the names of the options that a pass takes; None if it takes any."""
-    parameters = list(inspect.signature(_callable(which)).parameters.values())
-    if not isinstance(which, type) and not inspect.isclass(_callable(which)):
+    found = _callable(which)
+    parameters = list(inspect.signature(found).parameters.values())
+    if not inspect.isclass(found):
         # A function takes the graph first. The signature of a class is that of its constructor,
         # which takes options only.
         parameters = parameters[1:]
