@@ -14,7 +14,15 @@ import numpy.typing as npt
 from subgraph.errors import ModelError, ShapeError, require_type
 from subgraph.graph.graph import Capture, Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import ONNX_DTYPE, Array, TensorType, ValueType, canonical_dtype, dtype_of
+from subgraph.graph.types import (
+    ONNX_DTYPE,
+    Array,
+    TensorType,
+    ValueType,
+    canonical_dtype,
+    dtype_of,
+    numpy_dtype,
+)
 from subgraph.operators.inference import set_output_types
 from subgraph.operators.schema import Schema, describe, get_schema
 from subgraph.system.registry import nearest
@@ -215,8 +223,6 @@ def _constants(schema: Schema, given: Sequence[Any]) -> list[Value | None]:
 
 def _cast_literal(array: Array, dtype: str | None) -> Array:
     """Return a Python number in ``dtype``; lists of ints (axes, shapes) are int64."""
-    from subgraph.graph.types import numpy_dtype
-
     if dtype is None or array.ndim:
         return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int64)
     return array.astype(numpy_dtype(dtype)) if dtype != "string" else array

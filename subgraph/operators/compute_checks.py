@@ -55,7 +55,7 @@ def call_foreign(
 def _check(node: Node, position: int, result: Any, type_: TensorType | None) -> None:
     if type_ is None and (result is None or is_list(result) or isinstance(result, dict)):
         return  # an optional, a sequence or a map, as far as is known
-    array: Any = np.asarray(result) if _is_scalar(result) else result
+    array: Any = np.asarray(result) if is_scalar(result) else result
     place = f"for output {position}"
     if not is_array(array):
         wanted = "an array" if type_ is None else str(type_)
@@ -71,7 +71,8 @@ def _check(node: Node, position: int, result: Any, type_: TensorType | None) -> 
         raise _error(node, f"{found} {place}", f"its infer said {type_}")
 
 
-def _is_scalar(value: object) -> TypeGuard[Any]:
+def is_scalar(value: object) -> TypeGuard[Any]:
+    """Return whether a value is a scalar of NumPy."""
     return isinstance(value, np.generic)
 
 

@@ -29,7 +29,7 @@ from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
 from subgraph.graph.result_arrays import is_array, is_list
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
-from subgraph.operators.compute_checks import call_foreign, is_foreign
+from subgraph.operators.compute_checks import call_foreign, is_foreign, is_scalar
 from subgraph.operators.inference import (
     check_values,
     infer_types,
@@ -60,7 +60,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
         LimitError: the outputs do not fit into the memory budget.
     """
     # NumPy turns results of rank 0 into scalars; kernels and onnx.reference take arrays.
-    given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
+    given = [np.asarray(v) if is_scalar(v) else v for v in inputs]
     operator = operator_of(node)
     compute = operator.compute
     try:
@@ -179,10 +179,6 @@ def _type_text(value: Any) -> str:
         return f"{value.dtype}{list(value.shape)}"
 
 
-def _is_scalar(value: object) -> TypeGuard[Any]:
-    return isinstance(value, np.generic)
-
-
 def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
     return isinstance(value, tuple)
 
@@ -199,7 +195,7 @@ def _reason(error: BaseException) -> str:
 
 def _normal(value: Any) -> Any:
     """Return a result with arrays for NumPy scalars, and object arrays of str for strings."""
-    array: Any = np.asarray(value) if _is_scalar(value) else value
+    array: Any = np.asarray(value) if is_scalar(value) else value
     if is_array(array):
         if array.dtype.kind == "S":
             decoded: Array = np.char.decode(array, "utf-8")
