@@ -19,6 +19,7 @@ from subgraph.graph.limits import (
     check_memory,
     count_results,
 )
+from subgraph.graph.result_arrays import read_only
 from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
 from subgraph.operators.operator import operator_key
 from subgraph.operators.reference import evaluate
@@ -44,9 +45,10 @@ def _constant(node: Node) -> Run | None:
     results: list[Sequence[Any]] = []
 
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        # The array is shared by all runs, which is safe because it is never an output of the graph.
+        # All runs share the array. It is read-only, so that a sequence with it as an item gets a
+        # copy before the caller does.
         if not results:
-            results.append(evaluate(node, inputs))
+            results.append([read_only(item) for item in evaluate(node, inputs)])
         return results[0]
 
     return run

@@ -104,3 +104,23 @@ def test_a_result_is_in_the_memory_of_no_other_result_or_weight(region: bool, de
             expected = {2: own.reshape(16), 3: own[:2], 4: own[:2], 8: own.reshape(2, 8)}
             np.testing.assert_array_equal(found[k], expected.get(k, own))
             found[k][...] = -1
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+@pytest.mark.parametrize("looped", [False, True])
+def test_an_item_of_a_sequence_is_not_a_constant_of_the_model(looped: bool, device: str) -> None:
+    x = sg.input("x", (2,))
+    if looped:
+        go, number = sg.input("go", (), "bool"), sg.input("number", (), "int64")
+        items = sg.Value("items", sg.SequenceType(sg.TensorType("float32", (2,))))
+        held = sg.ops.Constant(value=np.array([1, 2], np.float32))
+        body = sg.Graph([number, go, items], [go, sg.ops.SequenceInsert(items, held)], "body")
+        made = sg.ops.Loop(np.array(2), None, sg.ops.SequenceConstruct(x), body=body)
+    else:
+        constant = sg.ops.Constant(value=np.array([1, 2], np.float32))
+        made = sg.ops.SequenceConstruct(x, constant)
+    model, given = sg.compile_model(sg.Graph([x], [made]), device), np.zeros(2, np.float32)
+    for _ in range(2):
+        result = model(given)[0]
+        assert result[1].tolist() == [1, 2]
+        result[1][...] = -1
