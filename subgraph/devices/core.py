@@ -264,8 +264,8 @@ class Core:
             found = self._devices.get(name)
             if found is not None:
                 return found
-            base, _, device_id = name.partition(".")
-            found = _with_id(self.device(base), device_id) if device_id else self._start(base)
+            base, dot, device_id = name.partition(".")
+            found = _with_id(self.device(base), device_id) if dot else self._start(base)
             self._devices[name] = found
             return found
 
@@ -534,7 +534,7 @@ def _with_id(device: Device, device_id: str) -> Device:
         DeviceError: there is no such id.
     """
     ids = ids_of(device)
-    if device_id not in ids:
+    if not device_id or device_id not in ids:
         shown = ", ".join(repr(i) for i in ids if i) or "none: leave the id out"
         raise DeviceError(f"device {device.name} has no id {device_id!r}; ids: {shown}")
     return device.with_id(device_id)

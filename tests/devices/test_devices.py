@@ -318,8 +318,18 @@ def test_device_ids() -> None:
     assert set(core.query_model(net(), "TWINS.1").values()) == {"TWINS.1"}
     with pytest.raises(sg.DeviceError, match="no id '7'; ids: '0', '1'"):
         core.device("TWINS.7")
+    for name in ("REFERENCE.1", "REFERENCE."):
+        with pytest.raises(sg.DeviceError, match="leave the id out"):
+            core.device(name)
+
+
+def test_a_name_with_an_empty_id_leaves_the_device_as_it_is(core: sg.Core) -> None:
+    core.set_property("CPU", {"FUSION": False})
+    before = core.device("CPU")
     with pytest.raises(sg.DeviceError, match="leave the id out"):
-        core.device("REFERENCE.1")
+        core.device("CPU.")
+    assert core.device("CPU") is before
+    assert core.get_property("CPU", "FUSION") is False
 
 
 def test_query_goes_through_the_transformation_that_compile_uses() -> None:
