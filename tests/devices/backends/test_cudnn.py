@@ -127,6 +127,19 @@ def test_a_model_of_several_nodes(core: sg.Core) -> None:
 
 
 @needs_package
+def test_terms_of_a_normalization_follow_the_batch(core: sg.Core) -> None:
+    rng = np.random.default_rng(2)
+    x = sg.input("x", ("N", 3, 4, 4))
+    terms = [sg.parameter(f"w{k}", rng.random(3).astype(np.float32) + 0.5) for k in range(4)]
+    graph = sg.Graph([x], [ops.BatchNormalization(x, *terms, outputs=1)], "normalized")
+    model = core.compile_model(graph, "NUMPY", {"RUNTIME_FALLBACK": False})
+    reference = sg.compile_model(graph, "REFERENCE")
+    for rows in (1, 3, 2, 5, 1):
+        given = rng.standard_normal((rows, 3, 4, 4)).astype(np.float32)
+        np.testing.assert_allclose(model(given)[0], reference(given)[0], rtol=1e-4, atol=1e-5)
+
+
+@needs_package
 def test_the_kit(core: sg.Core) -> None:
     report = sg.testing.check_device("NUMPY", core=core, max_examples=4)
     assert set(report.passed) == set(sg.testing.DEVICE_CHECKS)

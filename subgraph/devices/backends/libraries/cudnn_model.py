@@ -39,7 +39,7 @@ class CudnnModel:
         self.card = card
         self._precision = precision
         self._programs: Programs[list[tuple[Step, Kernel | None]]] = Programs()
-        self._uploaded: dict[tuple[str, int], CardMemory] = {}
+        self._uploaded: dict[tuple[Any, ...], CardMemory] = {}
         self._lock = threading.Lock()
         self.inputs = [p.name for p in self._body.input if p.name not in self._weights]
         self.outputs = [port.name for port in self._body.output]
@@ -66,7 +66,8 @@ class CudnnModel:
         array = self._weights.get(name) if isinstance(source, int) else source
         if array is None:
             return None
-        key = (name or step.output, -1 if name else position)
+        # What is computed from weights may depend on the sizes of a run, such as the batch.
+        key = (name,) if name else (step.output, position, array.shape)
         with self._lock:
             memory = self._uploaded.get(key)
             if memory is None:
