@@ -1,8 +1,9 @@
 """Cache of compiled models in a folder: the option ``CACHE_DIR``.
 
-The key of an entry is a hash of the graph, its weights, the device string, its options, the
-versions and the host. If an entry is damaged, of another model, or not signed by this user, the
-model is compiled and the entry replaced. Several processes may share the folder.
+The key of an entry is a hash of the graph, its weights, the device string, its options, the options
+in force for the devices that compile it, the versions and the host. If an entry is damaged, of
+another model, or not signed by this user, the model is compiled and the entry replaced. Several
+processes may share the folder.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
 from subgraph._version import __version__
-from subgraph.devices.calls import capability_of
+from subgraph.devices.affinity_cut import affinities_in
+from subgraph.devices.calls import capability_of, known_properties, property_of
 from subgraph.devices.device import Config, Device
 from subgraph.devices.export import ALLOW_RECOMPILE, export_model, import_model
+from subgraph.devices.virtual import device_names
 from subgraph.errors import BlobError, ModelError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import transaction
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.executor_plan import all_parameters
+from subgraph.runtime.settings import unsaved_options
 
 _OPAQUE = ' = opaque "'  # the text form of an attribute that is a Python object
 _log = logging.getLogger("subgraph")
@@ -110,6 +115,7 @@ def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[st
         "device": device_name,
         "capability": capability_of(device),
         "options": {k: str(v) for k, v in config.items()},
+        "settings": {each.name: _settings(each) for each in _devices_behind(device, graph, config)},
     }
     state.update(json.dumps(facts, sort_keys=True, default=str).encode())
     text = print_graph(graph, "digest")
@@ -119,3 +125,31 @@ def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[st
     state.update(text.encode())
     # 160 bits of SHA-256: no two models share a key by chance, and file names stay short.
     return state.hexdigest()[:40]
+
+
+def _devices_behind(device: Device, graph: Graph, config: Config) -> list[Device]:
+    """Return a device and those whose options decide parts of a model that it compiles.
+
+    Args:
+        device: The device.
+        graph: The graph, whose nodes may have affinities.
+        config: Options of the device.
+
+    Raises:
+        DeviceError: one of them is unknown or cannot start.
+    """
+    names = ["HETERO", *device.fallback] if device.fallback else []
+    if device.is_virtual:
+        listed = config.get("DEVICE_PRIORITIES") or property_of(device, "DEVICE_PRIORITIES")
+        names += [*device_names(str(listed), device.name), *affinities_in(graph)]
+    return [device, *(device.peer_named(name) for name in dict.fromkeys(names))]
+
+
+def _settings(device: Device) -> dict[str, str]:
+    """Return the options in force for a device, without those that exported models do not have."""
+    values: dict[str, Any] = attrs.asdict(device.options_for(None))
+    if type(device).get_property is not Device.get_property:  # it has settings of its own
+        known = known_properties(device)
+        values |= {name: property_of(device, name) for name in known if known[name] == "RW"}
+    left_out = unsaved_options()
+    return {name: str(value) for name, value in values.items() if name not in left_out}

@@ -43,6 +43,23 @@ def test_cache_finds_by_content(core: sg.Core, tmp_path: Path, device: str) -> N
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
+@pytest.mark.parametrize("device", ["CPU", "HETERO:CPU,REFERENCE"])
+def test_a_cached_model_has_the_options_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    config = {"CACHE_DIR": str(tmp_path)}
+    option = "WEIGHTS_PRECISION"
+    rounded, plain = sg.Core(), sg.Core()
+    rounded.set_property("CPU", {option: "bfloat16"})
+    first = rounded.compile_model(net(), device, config)(X)[0]
+    exact = plain.compile_model(net(), device)(X)[0]
+    assert not np.array_equal(first, exact)
+    np.testing.assert_array_equal(plain.compile_model(net(), device, config)(X)[0], exact)
+    monkeypatch.setenv(f"SUBGRAPH_CPU_{option}", "bfloat16")
+    np.testing.assert_array_equal(plain.compile_model(net(), device, config)(X)[0], first)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_damaged_cache_entries_are_made_anew(core: sg.Core, tmp_path: Path) -> None:
     config = {"CACHE_DIR": str(tmp_path)}
     first = core.compile_model(net(), "REFERENCE", config)
