@@ -34,7 +34,7 @@ from subgraph.tools.cli_inputs import (
 )
 from subgraph.tools.cli_measure import bench, profile, warmup
 from subgraph.tools.cli_output import Output, Row, discard_output, op_name, prepare_streams
-from subgraph.tools.cli_write import compile_command, reshape
+from subgraph.tools.cli_write import compile_command, reshape, write_results
 
 # Adds a subcommand (name, function; the help is its docstring) and returns its parser.
 AddCommand = Callable[[str, Callable[[argparse.Namespace], None]], Any]
@@ -92,12 +92,8 @@ def run(args: argparse.Namespace) -> None:
             times.append(time.perf_counter() - start)
     rows = [_describe(name, value) for name, value in results.items()]
     if args.output is not None:
-        args.output.mkdir(parents=True, exist_ok=True)
-        files = _file_names([row["name"] for row in rows])
-        for row, file in zip(rows, files, strict=True):
-            path = args.output / f"{file}.npy"
-            np.save(path, results[row["name"]], allow_pickle=False)
-            row["file"] = str(path)
+        for row, file in zip(rows, write_results(args.output, results), strict=True):
+            row["file"] = file
     # The first run includes planning for these shapes, so that the median leaves it out.
     summary: Row = {"runs": len(times), "first_ms": round(times[0] * 1e3, 3)}
     median = round(float(np.median(times[1:] or times)) * 1e3, 3)
@@ -385,28 +381,6 @@ def _describe(name: str, value: Any) -> Row:
 
 def _why(cut: Graph, node: Node) -> str:
     return next(iter(sg.explain(cut, node).reasons), "")
-
-
-_MAX_NAME_BYTES = 200  # file systems take 255; a number and the ending follow
-
-
-def _file_names(names: Sequence[str]) -> list[str]:
-    """Return distinct file names for outputs; a number follows a name that is taken.
-
-    Names that differ only in case count as equal, because some file systems ignore case.
-    """
-    found: list[str] = []
-    taken: set[str] = set()
-    for name in names:
-        plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "output"
-        plain = plain.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-        file, number = plain, 1
-        while file.casefold() in taken:
-            number += 1
-            file = f"{plain}_{number}"
-        taken.add(file.casefold())
-        found.append(file)
-    return found
 
 
 def _plain(value: object) -> object:

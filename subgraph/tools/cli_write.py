@@ -1,13 +1,22 @@
-"""The commands that write models: `subgraph compile` and `subgraph reshape`."""
+"""The commands that write models, `subgraph compile` and `reshape`, and files of results."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import subgraph as sg
+from subgraph.errors import ModelError
+from subgraph.graph.result_arrays import is_array, is_list
 from subgraph.graph.types import Dim
 from subgraph.tools.cli_inputs import compiled_model
 from subgraph.tools.cli_output import Output, Row
+
+_MAX_NAME_BYTES = 200  # file systems take 255; a number and the ending follow
 
 
 def compile_command(args: argparse.Namespace) -> None:
@@ -51,3 +60,54 @@ def _dims(text: str) -> list[Dim]:
 
 def _number(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
+
+
+def _file_names(names: Sequence[str]) -> list[str]:
+    """Return distinct file names for outputs; a number follows a name that is taken.
+
+    Names that differ only in case count as equal, because some file systems ignore case.
+    """
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "output"
+        plain = plain.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+        file, number = plain, 1
+        while file.casefold() in taken:
+            number += 1
+            file = f"{plain}_{number}"
+        taken.add(file.casefold())
+        found.append(file)
+    return found
+
+
+def write_results(folder: Path, results: Mapping[str, Any]) -> list[str]:
+    """Write each result as a .npy file, those of a sequence as one for each item.
+
+    Args:
+        folder: Folder of the files; it is created if it does not exist.
+        results: Arrays, or lists of arrays, by name of the output.
+
+    Returns:
+        The path of each result's file; of a sequence with "*" for the positions of items.
+
+    Raises:
+        ModelError: a result is neither an array nor a list of arrays.
+        OSError: a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: list[str] = []
+    for file, (name, result) in zip(_file_names(list(results)), results.items(), strict=True):
+        several = is_list(result)
+        for position, item in enumerate(result if several else [result]):
+            path = folder / (f"{file}.{position}.npy" if several else f"{file}.npy")
+            _write_array(path, name, item)
+        paths.append(str(folder / (f"{file}.*.npy" if several else f"{file}.npy")))
+    return paths
+
+
+def _write_array(path: Path, name: str, array: Any) -> None:
+    if not is_array(array):
+        raise ModelError(f"output {name!r} has a {type(array).__name__}, which no .npy file holds")
+    # Strings are written with a fixed width, since Python objects would need pickle.
+    np.save(path, array.astype(str) if array.dtype == object else array, allow_pickle=False)

@@ -144,6 +144,35 @@ def test_a_file_that_does_not_fit_is_named(
         assert "a.npy: input 'image' is float32[batch, 1, 8, 8], the file has float" in error
 
 
+def test_results_that_are_sequences_or_strings_are_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x, words = sg.input("x", (3,)), sg.input("words", (2,), "string")
+    first = ops.Slice(x, np.array([0]), np.array([2]))
+    outputs = [ops.SequenceConstruct(x, first, name="parts"), ops.Identity(words, name="same")]
+    sg.save(sg.Graph([x, words], outputs), tmp_path / "net.onnx")
+    answer = run_json(capsys, "run", tmp_path / "net.onnx", "--output", tmp_path / "out")
+    assert [Path(row["file"]).name for row in answer["results"]] == [
+        f"{outputs[0].name}.*.npy",
+        f"{outputs[1].name}.npy",
+    ]
+    shapes = [np.load(path).shape for path in sorted(tmp_path.glob("out/parts*.npy"))]
+    assert shapes == [(3,), (2,)]
+    assert np.load(tmp_path / "out" / f"{outputs[1].name}.npy").tolist() == ["text", "text"]
+
+
+def test_a_result_that_no_file_holds_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x = sg.input("x", (1, 2))
+    node = sg.Node(
+        "ZipMap", [x], domain="ai.onnx.ml", version=1, attrs={"classlabels_int64s": (0, 1)}
+    )
+    sg.save(sg.Graph([x], node.outputs), tmp_path / "net.onnx")
+    assert main(["run", str(tmp_path / "net.onnx"), "--output", str(tmp_path / "out")]) == 1
+    assert "has a dict, which no .npy file holds" in capsys.readouterr().err
+
+
 def test_info_counts_nodes_and_shares(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, "info", DIGITS)
     assert answer["nodes"] == len(sg.load(DIGITS).nodes)
