@@ -23,7 +23,6 @@ from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.op_checks import expected_result
 from subgraph.operators.subgraph_op import (
     AFFINITY,
-    Repeat,
     SubgraphOp,
     fallback_of,
     runs_by_default,
@@ -53,8 +52,7 @@ from subgraph.weights.cache import StoredWeights
 
 _log = logging.getLogger("subgraph")
 
-# A runner, a callable for its whole run, and one that repeats its last run (`Runner.repeat`).
-_Idle = tuple[Runner, Callable[[Sequence[Any]], Any], Repeat | None]
+_Idle = tuple[Runner, Callable[[Sequence[Any]], Any]]  # a runner, and a callable for its whole run
 _export_model: Hook[[CompiledModel, str | PathLike[str] | IO[bytes]], None] = Hook("export a model")
 _reduce: Hook[[CompiledModel], tuple[Any, ...]] = Hook("pickle a model")
 
@@ -206,7 +204,8 @@ class CompiledModel:
             idle = self._idle.pop()
         except IndexError:
             idle = self._new_idle()
-        _, run, repeat = idle
+        runner, run = idle
+        repeat = runner.repeat  # read for each call: a runner whose device has failed has none
         try:
             try:
                 results = None if repeat is None else repeat(bound)
@@ -226,8 +225,9 @@ class CompiledModel:
         run = self._whole_run(runner)
         # A repeated run pins no snapshot, which a replaced default needs, and skips the stages of
         # the device's own model.
-        short = run == runner.run and not self._signature.has_defaults
-        return runner, run, runner.repeat if short else None
+        if run != runner.run or self._signature.has_defaults:
+            runner.repeat = None
+        return runner, run
 
     def _whole_run(self, runner: Runner) -> Callable[[Sequence[Any]], Any]:
         """Return a callable for all stages of a run, which a device may define by itself."""

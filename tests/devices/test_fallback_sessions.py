@@ -13,7 +13,14 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
 from subgraph.runtime import breaker
-from tests.support.simulated_device import Simulated, X, check, seven
+from tests.support.simulated_device import (
+    Recorder,
+    RecorderSession,
+    Simulated,
+    X,
+    check,
+    seven,
+)
 
 
 class Clock:
@@ -448,3 +455,42 @@ def test_multi_counts_failures_as_its_option_says() -> None:
     strict = core.compile_model(seven(), "MULTI:A,B", {"RUNTIME_FALLBACK": False})
     with pytest.raises(sg.DeviceError, match="device lost"):
         strict(X)
+
+
+class Repeating(Simulated):
+    """Its sessions repeat their last run."""
+
+    fallback = ("REFERENCE",)
+
+    def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+        return RepeatingOp(graph, self)
+
+
+class RepeatingOp(Recorder):
+    def session(self) -> sg.Session:
+        return RepeatingSession(self)
+
+
+class RepeatingSession(RecorderSession):
+    def run_inputs(self) -> Any:
+        return self.__call__
+
+    def repeat(self) -> Any:
+        return self.__call__
+
+
+def test_a_run_is_not_repeated_on_a_device_that_has_failed() -> None:
+    core, device = sg.Core(), Repeating()
+    core.register_device("REPEATING", device)
+    x = sg.input("x", (2, 2))
+    graph = sg.Graph([x], [ops.Relu(x)], "net")
+    config = {"FALLBACK_FAILURES": 2, "FALLBACK_RETRY": 0}
+    model = core.compile_model(graph, "REPEATING", config)
+    given = np.array([[-1, 2], [3, -4]], np.float32)
+    assert model(given)[0].tolist() == [[0, 2], [3, 0]]
+    device.lost, device.runs = True, 0
+    for _ in range(5):
+        assert model(given)[0].tolist() == [[0, 2], [3, 0]]
+    # The repeated run and the whole run of the first call, and that of the second call.
+    assert device.runs == 3
+    assert model.execution_devices == ["REFERENCE"]
