@@ -1,4 +1,4 @@
-"""The base class of HETERO, MULTI, AUTO and BATCH: other devices and their configurations."""
+"""The base classes of HETERO, MULTI, AUTO, BATCH and their models: devices and configurations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.partition.regions import without_device_regions
 from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.runner import Runner
 from subgraph.runtime.settings import current_name, option_names, options_among
 from subgraph.system.registry import nearest
 from subgraph.weights.cache import StoredWeights
@@ -97,6 +98,35 @@ class VirtualDevice(Device):
         if device.is_virtual:
             raise ConfigError(f"{self.name} cannot run {name!r}, which is a list of devices itself")
         return device
+
+
+class VirtualModel(CompiledModel):
+    """A model of a virtual device, whose requests other models run."""
+
+    @property
+    def running(self) -> Sequence[CompiledModel]:
+        """The models that run requests now."""
+        raise NotImplementedError
+
+    @property
+    def execution_devices(self) -> list[str]:
+        """Names of the devices that run requests now."""
+        names = (name for model in self.running for name in model.execution_devices)
+        return list(dict.fromkeys(names))
+
+    @property
+    def fallbacks(self) -> dict[str, dict[str, Any]]:
+        """Failures of regions of the first model that runs now."""
+        return self.running[0].fallbacks
+
+    @property
+    def region_strategies(self) -> dict[str, dict[str, Any]]:
+        """How the calls of each region of the first model that runs now were served."""
+        return self.running[0].region_strategies
+
+    def create_profiler(self) -> Runner:
+        """Return a measuring runner of the first model that runs now."""
+        return self.running[0].create_profiler()
 
 
 def device_names(priorities: str, device: str) -> list[str]:

@@ -31,7 +31,7 @@ from subgraph.devices.placement.chooser import (
     with_affinities,
 )
 from subgraph.devices.placement.profiles import sample_inputs, seconds_of_runs
-from subgraph.devices.virtual import VirtualDevice, attempt, device_names
+from subgraph.devices.virtual import VirtualDevice, VirtualModel, attempt, device_names
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.operators.subgraph_op import ProfileEntry, Session
@@ -179,7 +179,7 @@ def _rank(device: Device) -> tuple[int, str]:
     return (2 if device.name.startswith("OPENCL") else 3), device.name
 
 
-class AutoModel(CompiledModel):
+class AutoModel(VirtualModel):
     """Runs on the start device until the chosen one has compiled the model.
 
     Attributes:
@@ -246,17 +246,13 @@ class AutoModel(CompiledModel):
             better.create_infer_request().infer([np.zeros(*known) for known in self.seen])
 
     @property
-    def execution_devices(self) -> list[str]:
-        """Names of the devices that run the model now."""
-        return self.current.execution_devices
+    def running(self) -> Sequence[CompiledModel]:
+        """The model of the device that runs now."""
+        return [self.current]
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
         """Export the model of the device that runs now."""
         self.current.export_model(target)
-
-    def create_profiler(self) -> Runner:
-        """Return a measuring runner of the device that runs now."""
-        return self.current.create_profiler()
 
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner that switches to the better model when it is ready."""

@@ -26,7 +26,7 @@ from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.devices.placement.profiles import sample_inputs
-from subgraph.devices.virtual import VirtualDevice
+from subgraph.devices.virtual import VirtualDevice, VirtualModel
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import pinned_snapshot
@@ -194,7 +194,7 @@ def _seconds(model: CompiledModel, arrays: Mapping[str, Array]) -> float:
     return time.perf_counter() - start
 
 
-class BatchModel(CompiledModel):
+class BatchModel(VirtualModel):
     """A model whose concurrent requests run as one batch.
 
     Attributes:
@@ -216,10 +216,7 @@ class BatchModel(CompiledModel):
             device=f"BATCH:{model.device}({size})",
             options=options,
             requests=2 * size * model.optimal_requests,
-            metrics={
-                "EXECUTION_DEVICES": model.execution_devices,
-                "OPTIMAL_BATCH_SIZE": size,
-            },
+            metrics={"OPTIMAL_BATCH_SIZE": size},
             source=graph,
         )
         self.model = model
@@ -236,19 +233,15 @@ class BatchModel(CompiledModel):
         export_several(self, {self.model.device: self.model}, target)
 
     @property
-    def fallbacks(self) -> dict[str, dict[str, Any]]:
-        """Failures of regions of the device's model."""
-        return self.model.fallbacks
+    def running(self) -> Sequence[CompiledModel]:
+        """The device's model."""
+        return [self.model]
 
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner that joins its runs with others; of a model with states, one alone."""
         if self._has_states:
             return self.model.create_runner(cancel)
         return _BatchRunner(self._batches, cancel)
-
-    def create_profiler(self) -> Runner:
-        """Return a measuring runner of the device's model."""
-        return self.model.create_profiler()
 
 
 class _BatchRunner(Runner):

@@ -23,7 +23,7 @@ from subgraph.devices.device import Config, Device, DeviceList
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.devices.fallback import all_finite, is_final, nonfinite_error
 from subgraph.devices.query import QueryResult
-from subgraph.devices.virtual import VirtualDevice, attempt, device_names
+from subgraph.devices.virtual import VirtualDevice, VirtualModel, attempt, device_names
 from subgraph.errors import BlobError, DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.graph.result_arrays import fill_outputs
@@ -156,7 +156,7 @@ def _for_each(
     return models
 
 
-class MultiModel(CompiledModel):
+class MultiModel(VirtualModel):
     """The compiled models of several devices as one model.
 
     Attributes:
@@ -189,10 +189,9 @@ class MultiModel(CompiledModel):
         self._load = _Load(self.device, models, self.source, listed.options)
 
     @property
-    def execution_devices(self) -> list[str]:
-        """Names of the devices that run requests now, without those whose breaker is open."""
-        models = self._load.usable()
-        return list(dict.fromkeys(name for each in models for name in each.execution_devices))
+    def running(self) -> Sequence[CompiledModel]:
+        """The models of the devices that run requests now: those with a closed breaker."""
+        return self._load.usable()
 
     @property
     def fallbacks(self) -> dict[str, dict[str, Any]]:
@@ -202,6 +201,14 @@ class MultiModel(CompiledModel):
             found.update((f"{device}/{name}", entry) for name, entry in model.fallbacks.items())
         return found
 
+    @property
+    def region_strategies(self) -> dict[str, dict[str, Any]]:
+        """How the calls of each region were served, by "device/region"."""
+        every = [(name, model.region_strategies) for name, model in self.by_device.items()]
+        return {
+            f"{name}/{region}": report for name, found in every for region, report in found.items()
+        }
+
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
         """Write one file with the models of all devices."""
         export_several(self, self.by_device, target)
@@ -209,10 +216,6 @@ class MultiModel(CompiledModel):
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner on the least loaded device."""
         return _MultiRunner(self._load, cancel)
-
-    def create_profiler(self) -> Runner:
-        """Return a measuring runner of the first device that has not failed."""
-        return self._load.usable()[0].create_profiler()
 
 
 class _Load:

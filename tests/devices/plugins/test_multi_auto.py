@@ -115,6 +115,43 @@ def test_auto_repeats_a_failed_run_on_the_next_candidate(devices: Any, choice: A
         alone(X)
 
 
+class Backed(Simulated):
+    fallback = ("REFERENCE",)
+
+
+@pytest.mark.parametrize("device", ["AUTO:B,CPU", "BATCH:B(4)"])
+def test_a_model_that_another_one_runs_reports_its_failures(device: str) -> None:
+    core, backed = sg.Core(), Backed()
+    core.register_device("B", backed)
+    if "CPU" not in core.available_devices:
+        core.register_device("CPU", Simulated())
+    x = sg.input("x", ("N", 3))
+    graph = sg.Graph([x], [ops.Tanh(x)], "net")
+    model: Any = core.compile_model(graph, device, {"FALLBACK_FAILURES": 2})
+    if device.startswith("AUTO"):
+        assert model.ready.wait(20)
+    assert model.execution_devices == ["B"]
+    assert model.get_property("FALLBACKS") == {}
+    backed.lost = True
+    for _ in range(2):
+        check(model, graph)
+    (failures,) = model.get_property("FALLBACKS").values()
+    assert failures["cause"] == "device lost"
+    assert model.get_property("EXECUTION_DEVICES") == failures["runs_on"] == ["REFERENCE"]
+
+
+@pytest.mark.parametrize("device", ["AUTO:A,CPU", "MULTI:CPU,REFERENCE", "BATCH:CPU(4)"])
+def test_a_model_that_another_one_runs_reports_its_strategies(device: str) -> None:
+    core = sg.Core()
+    core.register_device("A", Simulated({"NoOperator"}))
+    x = sg.input("x", ("N", 3))
+    model: Any = core.compile_model(sg.Graph([x], [ops.Tanh(x)], "net"), device)
+    model(X)
+    ((region, report),) = model.get_property("REGION_STRATEGIES").items()
+    assert region.rpartition("/")[2] == "net"
+    assert sum(report["chosen"].values())
+
+
 def test_auto_measures_on_demand(devices: Any) -> None:
     core, a, _ = devices
     a.takes = None
