@@ -261,7 +261,7 @@ class Signature:
                 f"takes {self._shown()}"
             )
         arrays = [
-            None if item is None else self._array(port, dtype, item)
+            None if item is None else _converted(port, dtype, item)
             for port, dtype, item in zip(self.inputs, self._dtypes, items, strict=True)
         ]
         self._check_shapes(arrays)
@@ -274,22 +274,6 @@ class Signature:
             self._accepted.add(tuple(part for a in known for part in (a.shape, a.dtype)))
             self._latest = [(k, a.shape, a.dtype) for k, a in enumerate(known)]
         return arrays
-
-    def _array(self, port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:
-        if dtype is None:
-            return _of_other_type(port, item)
-        array = as_array(item, dtype, port)
-        if array.dtype != dtype:
-            # Kernels read numbers in the byte order of the machine.
-            if array.dtype.newbyteorder("=") == dtype:
-                return array.astype(dtype)  # from the other byte order
-            if dtype.kind == "O" and array.dtype.kind in "UST":
-                return array.astype(object)
-            raise ShapeError(
-                f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; convert it, for "
-                f"example with array.astype({dtype.name!r})"
-            )
-        return array
 
     def _check_shapes(self, arrays: Sequence[Any]) -> None:
         sizes: dict[str, tuple[int, str]] = {}
@@ -322,6 +306,42 @@ def _shape_shown(array: Array) -> str:
     return f"{dtype_of(array)}[{', '.join(map(str, array.shape))}]"
 
 
+def _converted(port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:
+    """Return the value of an input in the form in which it runs.
+
+    Args:
+        port: The input.
+        dtype: Its dtype; None if it is not a tensor.
+        item: The value.
+
+    Raises:
+        ShapeError: The value is not of the input's type.
+    """
+    if dtype is None:
+        return _of_other_type(port, item)
+    array = as_array(item, dtype, port)
+    if array.dtype == dtype:
+        return array
+    # Kernels read numbers in the byte order of the machine.
+    if array.dtype.newbyteorder("=") == dtype:
+        return array.astype(dtype)  # from the other byte order
+    if dtype.kind == "O" and array.dtype.kind in "UST":
+        try:
+            return _text(array)
+        except UnicodeDecodeError as error:
+            raise ShapeError(f"input {port.name!r} is {port.type}, got bytes: {error}") from error
+    raise ShapeError(
+        f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; convert it, for "
+        f"example with array.astype({dtype.name!r})"
+    )
+
+
+def _text(array: Array) -> Array:
+    """Return an array of text with str objects; bytes are UTF-8, as in ONNX files."""
+    text = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+    return text.astype(object)
+
+
 def _of_other_type(port: Port, item: Any) -> Any:
     """Check and convert the value of an input that is not a tensor.
 
@@ -341,12 +361,8 @@ def _of_other_type(port: Port, item: Any) -> Any:
         return [_of_other_type(inner, part) for part in cast("Sequence[Any]", item)]
     if isinstance(port.type, OptionalType):
         return None if item is None else _of_other_type(Port(port.name, port.type.element), item)
-    if isinstance(port.type, TensorType):
-        dtype = numpy_dtype(port.type.dtype)
-        array = as_array(item, dtype, port)
-        if array.dtype != dtype:
-            raise ShapeError(f"input {port.name!r} holds {port.type}, got {_shape_shown(array)}")
-        return array
+    if isinstance(port.type, TensorType):  # an item of a sequence, or the element of an optional
+        return _converted(port, numpy_dtype(port.type.dtype), item)
     value: Any = item
     # Types other than tensors, sequences and optionals, such as maps, and dicts for inputs of
     # unknown type are passed as they are.
@@ -403,7 +419,7 @@ def _from_python(item: Any, dtype: np.dtype[Any]) -> Array:
         if array.size == 0:
             return array.astype(dtype)
         raise TypeError(f"values of kind {array.dtype.name} would change as {dtype.name}")
-    converted = array.astype(dtype)
+    converted = _text(array) if array.dtype.kind == "S" else array.astype(dtype)
     # `astype` wraps integers that do not fit without an error.
     if dtype.kind in "iu" and not np.array_equal(converted, array):
         raise OverflowError(f"a value does not fit {dtype.name}")

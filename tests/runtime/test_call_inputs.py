@@ -141,3 +141,31 @@ def test_a_value_that_is_an_output_twice(device: str) -> None:
             np.testing.assert_array_equal(results.to_tuple(), [relu, given, relu, -relu])
             np.testing.assert_array_equal(list(results.to_dict().values()), [relu, given, -relu])
             assert "Results({'y'" in repr(results)
+
+
+WORDS = np.array(["ab", "żó"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [WORDS, WORDS.astype(object), np.char.encode(WORDS, "utf-8"), [w.encode() for w in WORDS]],
+    ids=["text", "objects", "bytes", "list of bytes"],
+)
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+def test_strings_may_be_text_or_bytes_in_utf_8(given: Any, device: str) -> None:
+    words = sg.input("words", (2,), "string")
+    codes = {"keys_strings": tuple(WORDS.tolist()), "values_int64s": (1, 2)}
+    node = sg.Node("LabelEncoder", [words], domain="ai.onnx.ml", version=2, attrs=codes)
+    model = sg.compile_model(sg.Graph([words], node.outputs), device)
+    assert model({"words": given})[0].tolist() == [1, 2]
+    with pytest.raises(sg.ShapeError, match="words"):
+        model(np.array([b"ab", b"\xff"]))
+
+
+def test_items_of_a_sequence_are_converted_like_other_inputs() -> None:
+    for dtype, given in (("string", WORDS), ("float32", np.array([1, 2], ">f4"))):
+        items = sg.Value("items", sg.SequenceType(sg.TensorType(dtype, (2,))))
+        graph = sg.Graph([items], [ops.SequenceAt(items, np.array(0))])
+        found = sg.compile_model(graph, "REFERENCE")({"items": [given]})[0]
+        assert found.tolist() == given.tolist()
+        assert found.dtype == {"string": np.dtype(object), "float32": np.dtype("f4")}[dtype]
