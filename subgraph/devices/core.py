@@ -358,7 +358,8 @@ class Core:
             properties: The options of ``device_name``.
 
         Raises:
-            ConfigError: a key is unknown (to every device) or a value is not allowed.
+            ConfigError: a key is unknown (to every device), and nothing is set; or a device does
+                not allow a value.
         """
         if isinstance(device_name, str):
             if properties is None:
@@ -367,6 +368,7 @@ class Core:
             return
         devices = [self.device(name) for name in self.available_devices]
         known = {device: known_properties(device) for device in devices}
+        wanted: dict[Device, dict[str, Any]] = {device: {} for device in devices}
         for key, value in _joined(device_name, {}).items():
             # Each option goes to the devices that have it. An option that none has is a mistake of
             # spelling.
@@ -375,7 +377,10 @@ class Core:
                 options = {k for row in known.values() for k, mode in row.items() if mode == "RW"}
                 raise ConfigError(f"no device has a property {key!r}; {nearest(key, options)}")
             for taker in takers:
-                set_properties(taker, {key: value})
+                wanted[taker][key] = value
+        for device, chosen in wanted.items():
+            if chosen:
+                set_properties(device, chosen)
 
     def query_model(
         self,

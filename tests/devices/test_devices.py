@@ -195,7 +195,8 @@ def test_set_property_for_all_devices(core: sg.Core) -> None:
     assert core.get_property("MYDEV", "SPEED") == 8
     assert core.get_property("REFERENCE", "PERFORMANCE_HINT") == "THROUGHPUT"
     with pytest.raises(sg.ConfigError, match="no device has a property 'NOBODY'"):
-        core.set_property({"NOBODY": 1})
+        core.set_property({"SPEED": 5, "NOBODY": 1})
+    assert core.get_property("MYDEV", "SPEED") == 8
     wrong: Any = 3
     for call in (
         lambda: core.set_property("MYDEV", wrong),
