@@ -179,22 +179,12 @@ def property_access(options: DeviceOptions | type[DeviceOptions]) -> dict[str, s
     }
 
 
-def describe_options(cls: type[DeviceOptions]) -> list[dict[str, Any]]:
-    """Return name, type, default, allowed values and text of each option, for tables."""
-    rows: list[dict[str, Any]] = []
-    for name, field in attrs.fields_dict(cls).items():
-        facts = field.metadata
-        rows.append(
-            {
-                "name": name,
-                "type": _kind(field).__name__,
-                "default": field.default,
-                "allowed": _allowed(field),
-                "read_only": bool(facts.get("read_only")),
-                "doc": facts.get("doc", ""),
-            }
-        )
-    return rows
+def describe_options(cls: type[DeviceOptions]) -> dict[str, tuple[str, str]]:
+    """Return for each option its allowed values, or else its type, and its effect, for tables."""
+    return {
+        name: (_allowed(field) or _kind(field).__name__, field.metadata.get("doc", ""))
+        for name, field in attrs.fields_dict(cls).items()
+    }
 
 
 def _kind(field: attrs.Attribute[Any]) -> type:

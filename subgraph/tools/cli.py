@@ -221,17 +221,15 @@ def devices(args: argparse.Namespace) -> None:
 
 def _properties(core: sg.Core, device: str) -> list[Row]:
     """Return a row for each option and metric of a device."""
-    options = {row["name"]: row for row in describe_options(core.device(device).options_class)}
+    options = describe_options(core.device(device).options_class)
     rows: list[Row] = []
     for key in core.get_property(device, "SUPPORTED_PROPERTIES"):
         if key == "SUPPORTED_PROPERTIES":
             continue
-        option = options.get(key)
-        row: Row = {"device": device, "property": key}
-        row["value"] = _plain(core.get_property(device, key))
-        row["allowed"] = "read only" if option is None else option["allowed"] or option["type"]
-        row["about"] = "" if option is None else option["doc"]
-        rows.append(row)
+        allowed, about = options.get(key, ("read only", ""))
+        value = _plain(core.get_property(device, key))
+        row = {"device": device, "property": key, "value": value}
+        rows.append({**row, "allowed": allowed, "about": about})
     return rows
 
 
