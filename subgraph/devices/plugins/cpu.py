@@ -206,11 +206,8 @@ def _is_half(value: Value) -> bool:
 
 def plan_options(options: CpuOptions) -> PlanOptions:
     """Return the options on which plans depend."""
-    properties = {
-        field.name: getattr(options, field.name)
-        for field in attrs.fields(CpuOptions)
-        if field.name in ("WINOGRAD", "WEIGHTS_PRECISION", "INFERENCE_PRECISION")
-    }
+    names = ("INFERENCE_PRECISION", "WINOGRAD", "WEIGHTS_PRECISION")
+    properties = {name: getattr(options, name) for name in names}
     return PlanOptions(
         threads=threads_per_stream(options), blocked=options.BLOCKED_LAYOUT, properties=properties
     )
