@@ -27,7 +27,6 @@ from subgraph.devices.device import Config, Device, package_version
 from subgraph.devices.device_sources import (
     BACKENDS,
     PLUGINS,
-    device_from,
     device_modules,
     device_of_module,
     installed_devices,
@@ -128,7 +127,8 @@ class Core:
             self._find_installed()
             if not isinstance(device, type) and self._has_started(name, device):
                 return
-            self._claim(name, lambda: device_from(device), defined_at(kind))
+            owner = defined_at(kind)
+            self._claim(name, lambda: device() if isinstance(device, type) else device, owner)
             # A device that replaces another one starts at its first use, even if the other could
             # not start.
             self._devices.pop(name, None)
@@ -507,7 +507,14 @@ class Core:
 
         require_type(device_name, str, DeviceError, "the name of a device")
         if isinstance(source, (bytes, bytearray, memoryview)):
-            return self._import_bytes(io.BytesIO(source), device_name, config)
+            stream = io.BytesIO(source)
+            model = self.import_model(stream, device_name, config)
+            if left := len(stream.read()):
+                raise BlobError(
+                    f"the bytes go on for {left} after the model; give a stream to read one of "
+                    "several"
+                )
+            return model
         device, extra = self.split(device_name or exported_device(source))
         full = _joined(config, extra)
         # A device with an import of its own may read streams only; that of the base class maps the
@@ -515,21 +522,10 @@ class Core:
         own = type(device).import_model is not Device.import_model
         with _limits_of(device, full):
             if own and isinstance(source, (str, PathLike)):
-                with _opened(source) as stream:
-                    return import_on(device, stream, full or None, str(source))
+                with _opened(source) as file:
+                    return import_on(device, file, full or None, str(source))
             shown = source if isinstance(source, (str, PathLike)) else "a stream"
             return import_on(device, source, full or None, str(shown))
-
-    def _import_bytes(
-        self, stream: io.BytesIO, device_name: str, config: Config | None
-    ) -> CompiledModel:
-        model = self.import_model(stream, device_name, config)
-        left = len(stream.read())
-        if left:
-            raise BlobError(
-                f"the bytes go on for {left} after the model; give a stream to read one of several"
-            )
-        return model
 
 
 def _with_id(device: Device, device_id: str) -> Device:

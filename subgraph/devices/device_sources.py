@@ -60,11 +60,6 @@ def device_of_module(module_name: str) -> Device:
     return found[0]()
 
 
-def device_from(device: Device | type[Device]) -> Device:
-    """Return a device, or an instance of a class of devices."""
-    return device() if isinstance(device, type) else device
-
-
 def installed_devices() -> Iterator[tuple[str, Callable[[], Device], str]]:
     """Yield the devices of other packages: name, function that makes the device, and owner.
 
