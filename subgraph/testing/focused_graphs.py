@@ -20,6 +20,7 @@ from subgraph.testing.graph_templates import (
     apply_one,
     dims,
     draw_int,
+    drawn_outputs,
     dtype,
     make,
     operator_of,
@@ -127,10 +128,7 @@ def focused_graphs(
         else:
             made += apply_one(draw, pool, focus if how == "focus" else neighbours)
     made = made or [sg.ops.Identity(inputs[0])]
-    used = {v for value in made if value.producer for v in value.producer.sources}
-    extra = draw(st.lists(st.sampled_from(made), max_size=2))
-    ends = [v for v in made if v not in used or v in extra] or made[-1:]
-    graph = Graph([*inputs, *pool.inputs], dict.fromkeys(ends), name="random")
+    graph = Graph([*inputs, *pool.inputs], drawn_outputs(draw, made), name="random")
     needed = {v for node in graph.nodes for v in node.sources}
     graph.inputs = tuple(v for v in graph.inputs if v in needed)
     return graph

@@ -292,3 +292,19 @@ def apply_one(draw: Draw, pool: Pool, table: Mapping[str, Apply]) -> list[Value]
     results: list[Value] = list(made) if isinstance(made, tuple) else [made]  # pyright: ignore[reportUnknownArgumentType]
     pool.values += [v for v in results if isinstance(v.type, TensorType) and v.type.is_static]
     return results
+
+
+def drawn_outputs(draw: Draw, made: Sequence[Value]) -> list[Value]:
+    """Draw the outputs of a graph, each once.
+
+    All values that no node uses are outputs, or their nodes would be removed. Some used ones are
+    outputs too, because a region must then keep an intermediate value.
+
+    Args:
+        draw: Given by hypothesis.
+        made: The results of the graph's nodes, at least one.
+    """
+    used = {v for value in made if value.producer for v in value.producer.sources}
+    extra = draw(st.lists(st.sampled_from(made), max_size=2))
+    ends = [v for v in made if v not in used or v in extra]
+    return list(dict.fromkeys(ends)) or [made[-1]]

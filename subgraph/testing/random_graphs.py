@@ -12,7 +12,15 @@ import subgraph as sg
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.testing import rare_templates as rare
-from subgraph.testing.graph_templates import TEMPLATES, Draw, Pool, draw_int, grow, make
+from subgraph.testing.graph_templates import (
+    TEMPLATES,
+    Draw,
+    Pool,
+    draw_int,
+    drawn_outputs,
+    grow,
+    make,
+)
 from subgraph.testing.random_selectors import MISBEHAVING, WELL_BEHAVED, Recipe
 
 # Few and small, so that values of equal shape are frequent and the reference is fast.
@@ -54,13 +62,8 @@ def graphs(
     inputs = [sg.input(f"x{k}", *each) for k, each in enumerate(zip(shapes, kinds, strict=True))]
     pool = Pool(list(inputs))
     grow(draw, pool, {name: table[name] for name in names}, draw_int(draw, min_nodes, max_nodes))
-    made_values = pool.values[len(inputs) :] or [sg.ops.Identity(inputs[0])]
-    used = {v for made in made_values if made.producer for v in made.producer.sources}
-    # All values that no node uses are outputs, or their nodes would be removed. Some used ones are
-    # outputs too, because a region must then keep an intermediate value.
-    extra = draw(st.lists(st.sampled_from(made_values), max_size=2))
-    ends = [v for v in made_values if v not in used or v in extra]
-    return Graph(inputs, dict.fromkeys(ends or made_values[-1:]), name="random")
+    made = pool.values[len(inputs) :] or [sg.ops.Identity(inputs[0])]
+    return Graph(inputs, drawn_outputs(draw, made), name="random")
 
 
 _SEEDS = st.integers(0, 10_000)

@@ -91,7 +91,7 @@ class Budget(ByNode):
     def __init__(self, seed: int) -> None:
         """Choose the largest number of nodes by ``seed``."""
         super().__init__(seed)
-        self.left = 1 + crc32(str(seed).encode()) % 5
+        self.reset()
 
     def _takes(self, node: Node) -> bool | Reject:
         if not self.left:
