@@ -27,11 +27,12 @@ from subgraph.devices.device import Config, Device
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.devices.placement.profiles import sample_inputs
 from subgraph.devices.virtual import VirtualDevice, VirtualModel
+from subgraph.dtypes import DTYPES
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.result_arrays import is_array
-from subgraph.graph.types import Array, TensorType
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.passes.shapes.independent_rows import row_dependence
 from subgraph.passes.shapes.reshape_inputs import reshape
 from subgraph.runtime.cancel import Cancel
@@ -479,8 +480,11 @@ def _same(joined: Array, alone: Array) -> bool:
     """Return whether results of a run are the same in a batch, up to rounding."""
     if joined.shape != alone.shape:
         return False
-    if joined.dtype.kind not in "fc":
+    kind = DTYPES[dtype_of(joined)].kind
+    if kind not in ("float", "complex"):
         # Rounding may change the index of a largest element.
         return bool(np.count_nonzero(joined != alone) <= _SAME * joined.size)
+    if kind == "float":  # NumPy compares no bfloat16
+        joined, alone = joined.astype(np.float64), alone.astype(np.float64)
     scale = float(np.max(np.abs(alone), initial=0, where=np.isfinite(alone)))
     return bool(np.allclose(joined, alone, rtol=0, atol=_SAME * scale, equal_nan=True))

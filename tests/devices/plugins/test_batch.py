@@ -16,6 +16,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.plugins import batch
+from subgraph.graph.types import numpy_dtype
 from tests.support.children import in_child
 
 W = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
@@ -254,6 +255,15 @@ def test_rows_that_depend_on_each_other(slow: Slow, caplog: pytest.LogCaptureFix
     for request in started(model, slow, inputs[:1]):
         np.testing.assert_allclose(result(request), np.ones((1, 4)))
     assert slow.rows == [1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64"])
+def test_rounding_is_no_dependence_of_rows(dtype: str) -> None:
+    alone = np.arange(1, 9).astype(numpy_dtype(dtype))
+    rounded = (np.arange(1, 9) * 1.01).astype(numpy_dtype(dtype))
+    assert np.count_nonzero(rounded != alone) > 4
+    assert batch._same(rounded, alone)
+    assert not batch._same(alone[::-1], alone)
 
 
 @pytest.mark.parametrize(("graph", "compared"), [(product, []), (unproved, [10])])
