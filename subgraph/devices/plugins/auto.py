@@ -32,7 +32,7 @@ from subgraph.devices.placement.chooser import (
 )
 from subgraph.devices.placement.profiles import sample_inputs, seconds_of_runs
 from subgraph.devices.virtual import VirtualDevice, VirtualModel, attempt, device_names
-from subgraph.errors import DeviceError, SubgraphError
+from subgraph.errors import DeviceError, SubgraphError, message_of
 from subgraph.graph.graph import Graph
 from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.cancel import Cancel
@@ -279,8 +279,8 @@ class _AutoRunner(Runner):
             self._open()
             if states:
                 self._runner.set_states(states)
-        except (SubgraphError, MemoryError) as error:
-            _log.warning("a request stays on its first device: %s", str(error))
+        except Exception as error:  # of any type: a third party's op opens a session
+            _log.warning("a request stays on its first device: %s", message_of(error))
             self._runner, self.cancel.sessions = before, sessions
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
