@@ -43,6 +43,9 @@ def prepared_graph(
     Raises:
         PartitionError: the variable names an unregistered property or selector.
     """
+    from subgraph.runtime.control_flow import is_nested
+    from subgraph.transform.pass_manager import apply_pass
+
     # Preprocessing comes first, so that its nodes are converted and partitioned like those of the
     # model.
     if preprocess is not None:
@@ -50,25 +53,12 @@ def prepared_graph(
 
         graph = preprocessed(graph, preprocess)
     if option("INFERENCE_PRECISION") == "float32":
-        graph = _in_float32(graph)
-    graph = _without_loop_invariants(graph)
+        for source in ("float16", "bfloat16"):
+            graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
+    if is_nested(graph):
+        graph = apply_pass(graph, "LoopInvariants")
     names = [name.strip() for name in os.environ.get(BACKEND_VARIABLE, "").split(",")]
     return _partitioned(graph, names) if any(names) else graph
-
-
-def _in_float32(graph: Graph) -> Graph:
-    from subgraph.transform.pass_manager import apply_pass
-
-    for source in ("float16", "bfloat16"):
-        graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
-    return graph
-
-
-def _without_loop_invariants(graph: Graph) -> Graph:
-    from subgraph.runtime.control_flow import is_nested
-    from subgraph.transform.pass_manager import apply_pass
-
-    return apply_pass(graph, "LoopInvariants") if is_nested(graph) else graph
 
 
 def _partitioned(graph: Graph, names: list[str]) -> Graph:
