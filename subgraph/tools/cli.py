@@ -20,9 +20,10 @@ import attrs
 import numpy as np
 
 import subgraph as sg
+from subgraph.dtypes import DTYPES
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph, Node
-from subgraph.graph.types import Array, TensorType
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.runtime.settings import describe_options
 from subgraph.system.registry import nearest
 from subgraph.tools.cli_accuracy import accuracy
@@ -364,8 +365,9 @@ def _describe(name: str, value: Any) -> Row:
     row: Row = {"name": name}
     if isinstance(value, np.ndarray):
         array = cast("Array", value)
-        row["type"] = str(TensorType(array.dtype, array.shape))
-        if array.size and array.dtype.kind in "fiu":
+        dtype = dtype_of(array)
+        row["type"] = str(TensorType(dtype, array.shape))
+        if array.size and DTYPES[dtype].kind in ("float", "int", "uint"):
             wide = array.astype(np.float64)
             row |= {
                 "min": float(wide.min()),

@@ -14,6 +14,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import numpy_dtype
 from subgraph.operators.protobuf import tensor_to_proto
 from subgraph.tools.cli import main, to_dot
 from subgraph.tools.cli_inputs import input_arrays, ports, read_array
@@ -159,6 +160,17 @@ def test_results_that_are_sequences_or_strings_are_written(
     shapes = [np.load(path).shape for path in sorted(tmp_path.glob("out/parts*.npy"))]
     assert shapes == [(3,), (2,)]
     assert np.load(tmp_path / "out" / f"{outputs[1].name}.npy").tolist() == ["text", "text"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool"])
+def test_results_of_numbers_are_summed_up(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, dtype: str
+) -> None:
+    ones = sg.parameter("ones", np.ones(3).astype(numpy_dtype(dtype)))
+    sg.save(sg.Graph([], [ops.Identity(ones)]), tmp_path / "net.onnx")
+    (row,) = run_json(capsys, "run", tmp_path / "net.onnx")["results"]
+    assert row["type"] == f"{dtype}[3]"
+    assert [row.get(key) for key in ("min", "mean", "max")] == [None if dtype == "bool" else 1] * 3
 
 
 def test_a_result_that_no_file_holds_is_named(
