@@ -76,7 +76,9 @@ def _blocked_source(
     if s.layout == "blocked":
         if s.shape == target.shape:
             return s.operand, contiguous(dims)
-        if s.shape[1] == channels and math.prod(s.shape[2:]) == 1:
+        # Of an operand of lower rank another dimension than the second aligns with the channels.
+        alike = len(s.shape) == len(target.shape) and s.shape[1] == channels
+        if alike and math.prod(s.shape[2:]) == 1:
             steps = contiguous((s.shape[0], blocks, 1, lanes))
             return s.operand, (steps[0] if s.shape[0] > 1 else 0, steps[1], 0, 1)
         raise Unsupported(f"blocked shapes {s.shape} and {target.shape} do not broadcast")

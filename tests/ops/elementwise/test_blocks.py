@@ -37,3 +37,18 @@ def test_a_cast_to_a_wider_dtype_of_values_in_blocks(channels: int) -> None:
     weight = rng.standard_normal((channels, 2, 1)).astype(np.float32)
     y = ops.Cast(ops.Relu(ops.Conv(x, weight)), to=11)
     _agree(sg.Graph([x], [y]), rng.uniform(-2, 2, (1, 2, 5)).astype(np.float32))
+
+
+def test_channels_of_a_lower_rank_are_no_channels() -> None:
+    """Blocks of channels of rank 3 align with the rows of rank 4, not with its channels."""
+    rng = np.random.default_rng(1)
+    images, line = sg.input("images", (2, 3, 18, 8)), sg.input("line", (1, 3, 3))
+    weights = [
+        rng.standard_normal((16, 3, *kernel)).astype(np.float32) for kernel in ((3, 3), (3,))
+    ]
+    total = ops.Add(ops.Relu(ops.Conv(images, weights[0])), ops.Conv(line, weights[1]))
+    mixed = ops.Conv(total, rng.standard_normal((4, 16, 1, 1)).astype(np.float32))
+    arrays = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((2, 3, 18, 8), (1, 3, 3))]
+    ours = sg.compile_model(sg.Graph([images, line], [mixed]), "CPU")(arrays)
+    expected = sg.compile_model(sg.Graph([images, line], [mixed]), "REFERENCE")(arrays)
+    np.testing.assert_allclose(ours[0], expected[0], rtol=1e-4, atol=1e-4)
