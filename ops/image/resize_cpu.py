@@ -351,6 +351,8 @@ def _emit_blend(
     # The widest window is reserved for every position; neighbours that no position uses cost a load
     # each and are dropped.
     used = np.flatnonzero(np.any(weights != 0, axis=1))
+    if not used.size:  # all positions lie outside of the region: the first neighbour has weight 0
+        used = np.arange(1)
     indices, weights = indices[used], weights[used]
     outer, inner = math.prod(x.shape[: a.axis]), math.prod(x.shape[a.axis + 1 :])
     lanes = low.lanes(x.dtype)

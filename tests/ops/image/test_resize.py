@@ -115,3 +115,18 @@ def test_whole_scales_of_all_kinds(transform: str, rounding: str) -> None:
         for shape in ((2, 3, 5, 9), (2, 3, 6, 9), (2, 3, 1, 20), (2, 3, 7, 1)):
             array = np.random.default_rng(0).random(shape, np.float32)
             np.testing.assert_array_equal(model([array])[0], reference([array])[0])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("shape", [(1, 1, 4, 40), (1, 1, 40, 4)])
+def test_a_region_outside_of_the_image_is_filled_on_cpu(mode: str, shape: tuple[int, ...]) -> None:
+    """No neighbour had a weight then, and the node was left to the reference."""
+    x = sg.input("x", shape)
+    longest = int(np.argmax(shape))
+    roi = np.repeat(np.array([0, 1], np.float32), 4)
+    roi[[longest, 4 + longest]] = 2, 3
+    filled = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0}
+    graph = sg.Graph([x], [ops.Resize(x, roi, None, np.array([1, 1, 8, 8]), mode=mode, **filled)])
+    assert set(sg.Core().query_model(graph, "CPU").values()) == {"CPU"}
+    found = sg.compile_model(graph, "CPU")([rng.random(shape, np.float32)])[0]
+    np.testing.assert_array_equal(found, np.full((1, 1, 8, 8), 7, np.float32))
