@@ -279,6 +279,9 @@ def emit_fill(
     """
     item = value.itemsize
     element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
+    if item == 16:  # complex numbers, which the kernel below does not load
+        emit_copy(low, element, target, (size,), (0,), (1,), item=item)
+        return
     kernel = Kernel("subgraph.ops.movement.kernels", "fill", item=item)
     block = UNIT_BYTES // item
     arguments = FillArguments(target=target, size=size, block=block, value=element)

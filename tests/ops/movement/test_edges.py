@@ -49,3 +49,15 @@ def test_a_range_away_from_its_limit_is_empty(device: str) -> None:
     assert model(np.int64(3), np.int64(0))[0].tolist() == [3, 2, 1]
     with pytest.raises(sg.LimitError):
         model(np.int64(0), np.int64(-far))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_padding_of_complex_numbers_runs_on_cpu(dtype: str) -> None:
+    """The kernel that fills the border was not compiled for elements of 16 bytes."""
+    x = sg.input("x", (2, 3), dtype)
+    graph = sg.Graph([x], [ops.Pad(x, np.array([1, 0, 0, 2]), np.array(2 - 3j, dtype))])
+    array = np.arange(6).reshape(2, 3).astype(dtype) * (1 + 1j)
+    request = sg.compile_model(graph, "CPU").create_infer_request()
+    expected = np.pad(array, ((1, 0), (0, 2)), constant_values=2 - 3j)
+    np.testing.assert_array_equal(request.infer([array])[0], expected)
+    assert {entry.device for entry in request.profile()} == {"CPU"}
