@@ -77,6 +77,7 @@ def scatter_elements_operands(node: Node, x: Tensor, indices: Tensor, updates: T
 
 def _require_inside(node: Node, x: Tensor, indices: Tensor) -> None:
     """Require that indices fit into the data in all dimensions but the axis, and are in range."""
+    require(x.rank >= 1, "the data is a scalar")
     axis = require_axis(node, x.rank)
     require(indices.rank == x.rank, "indices have rank {}, the data {}", indices.rank, x.rank)
     for d, (count, size) in enumerate(zip(indices.shape, x.shape, strict=True)):
@@ -87,7 +88,7 @@ def _require_inside(node: Node, x: Tensor, indices: Tensor) -> None:
             list(x.shape),
             d,
         )
-    require_index_range(indices, x.shape[axis] if x.rank else 1, f"along axis {axis}")
+    require_index_range(indices, x.shape[axis], f"along axis {axis}")
 
 
 def require_index_range(indices: Tensor, size: int, where: str) -> None:

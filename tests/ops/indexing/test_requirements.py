@@ -27,6 +27,8 @@ WRONG: list[tuple[Use, str]] = [
     (Use("Gather", (floats(5, 0, 6), ints(-7)), {"axis": 0}), "-7"),
     (Use("GatherND", (floats(5, 0), ints(1, 5).reshape(2, 1))), "outside|out of"),
     (Use("ScatterND", (floats(5, 0), ints(5).reshape(1, 1), floats(1, 0))), "outside|out of"),
+    (Use("GatherElements", (floats(), zeros())), "scalar"),
+    (Use("ScatterElements", (floats(), zeros(), floats())), "scalar"),
 ]
 DATA = floats(3, 4)
 WRONG_SIZES = [
