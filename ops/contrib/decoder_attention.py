@@ -37,6 +37,7 @@ def rotary_operands(
         cosines: [rows, pairs].
     """
     require_rank("cos_cache", cosines, 2)
+    require(cosines.shape[1] >= 1, "cos_cache has no angles")
     heads = 1 if x.rank == 4 else node.attrs.get("num_heads", 0)
     if heads and not node.attrs.get("rotary_embedding_dim", 0):
         pairs, width = cosines.shape[1], x.shape[x.rank - 1]

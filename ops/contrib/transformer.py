@@ -16,6 +16,7 @@ from subgraph.operators.requirements import (
     require,
     require_rank,
     require_shape,
+    require_single,
     require_whole_number,
 )
 
@@ -429,7 +430,26 @@ def quantized_embed_layer_normalization(call: Call) -> Results:
     return _embedded(call, floats[:3], floats[3:])[:2]
 
 
+def position_bias_operands(node: Node, table: Tensor, queries: Tensor, keys: Tensor) -> None:
+    """Raise ShapeError unless there are buckets for exact distances, below the largest distance.
+
+    Args:
+        node: The RelativePositionBias: ``max_distance``, ``is_bidirectional``.
+        table: Biases of each bucket [buckets, heads].
+        queries: Number of queries, one element.
+        keys: Number of keys, one element.
+    """
+    require_rank("bias_table", table, 2)
+    require_single("query_length", queries)
+    require_single("key_length", keys)
+    buckets, most = table.shape[0], node.attrs["max_distance"]
+    exact = buckets // (4 if node.attrs.get("is_bidirectional", 0) else 2)
+    require(exact >= 1, "bias_table has {} buckets, too few for exact distances", buckets)
+    require(most > exact, "max_distance is {}; {} distances have exact buckets", most, exact)
+
+
 @function("RelativePositionBias", "bias_table, query_length, key_length -> output",
+          requires=position_bias_operands,
           is_bidirectional=0, max_distance="int!")  # fmt: skip
 def relative_position_bias(call: Call) -> Results:
     """Biases of T5, [1, heads, queries, keys]: the table's row for the bucket of a distance.

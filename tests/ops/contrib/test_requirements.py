@@ -25,6 +25,7 @@ def whole(*numbers: int, dtype: str = "int32") -> Array:
 ONE, ZERO = np.full((), 0.5, np.float32), np.zeros((), np.uint8)
 X = floats(2, 3, 8)
 XQ = bytes_of(3, 4)
+LENGTHS = [np.array([3]), np.array([4])]  # of queries and keys
 BIASES = [floats(7), floats(9), floats(1), floats(0), floats(1, 8)]
 WRONG_SUMS = [
     *(use(op, X, bias) for op in ("BiasGelu", "FastGelu", "BiasSplitGelu") for bias in BIASES),
@@ -303,6 +304,18 @@ WRONG_ATTENTION = [
     group(do_rotary=1),
     use("RotaryEmbedding", X, np.arange(1), floats(9, 2), floats(9, 2), num_heads=1),
     use("RotaryEmbedding", X[None], np.arange(1), floats(9, 2), floats(9, 2)),
+    use("RotaryEmbedding", X, np.arange(1), floats(9, 0), floats(9, 0)),
+    *(
+        use("RelativePositionBias", floats(*shape), *LENGTHS, max_distance=most, **form)
+        for shape, most, form in (
+            ((1, 4), 8, {}),
+            ((3, 4), 8, {"is_bidirectional": 1}),
+            ((8, 4), 0, {}),
+            ((8, 4), 4, {}),
+            ((8,), 9, {}),
+        )
+    ),
+    use("RelativePositionBias", floats(8, 4), np.array([1, 2]), LENGTHS[1], max_distance=9),
     use("Pad", X, np.arange(6).reshape(6, 1)),
 ]
 RIGHT = [
@@ -319,6 +332,7 @@ RIGHT = [
     heads(4, whole(1, 1, 1, 0, 0, 1, 1, 1, 1, 1).reshape(2, 5)),
     group(),
     use("RotaryEmbedding", X, np.arange(1), floats(9, 2), floats(9, 2), num_heads=2),
+    use("RelativePositionBias", floats(8, 4), *LENGTHS, max_distance=5),
     use("Pad", X, np.arange(6).reshape(1, 6)),
 ]
 
