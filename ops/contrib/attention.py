@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from subgraph.graph.graph import Node, Value
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -20,8 +20,6 @@ from subgraph.operators.requirements import (
 from subgraph.ops.attention.decoding import require_heads
 
 from .transformer import added
-
-Results = Sequence[Value | None]
 
 
 def axes(call: Call, *numbers: int) -> Value:
@@ -281,8 +279,6 @@ def attention(call: Call) -> Results:
 def quantized_attention(call: Call) -> Results:
     """Self-attention whose first product is an int8 GEMM."""
     x, weights, bias, x_scale, w_scale, _, x_zero, w_zero, _ = call.inputs
-    assert weights is not None, "a required input"
-    assert bias is not None, "a required input"
     sums = call.MatMulInteger(x, weights, x_zero, w_zero)
     scale = call.Mul(x_scale, w_scale)
     floats = call.Mul(call.cast(sums, call.dtype(bias)), scale, requires="into_first")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node, Value
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -18,7 +18,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.attention.decoding import require_heads, require_split
 
-from .attention import Results, attend, axes, dimension, positions_below
+from .attention import attend, axes, dimension, positions_below
 
 _INT64 = 7  # element type of ONNX
 
@@ -60,9 +60,6 @@ def rotary_operands(
 def rotary_embedding(call: Call) -> Results:
     """Rotate pairs of elements by the angles of their positions."""
     x, positions, cosines, _ = call.inputs
-    assert x is not None, "a required input"
-    assert positions is not None, "a required input"
-    assert cosines is not None, "a required input"
     _refuse_scaled(call)
     heads = call.attribute("num_heads")
     if call.rank(x) == 3 and not heads:
@@ -91,7 +88,6 @@ def _rotated(call: Call, x: Any, positions: Any, heads: int) -> Any:
     # GroupQueryAttention has no such attribute; the table of angles says the size.
     size = 0 if "rotary" in interleaved else call.attribute("rotary_embedding_dim")
     cosines, sines = call.input("cos_cache"), call.input("sin_cache")
-    assert cosines is not None, "required by both operators"
     if not size:  # elements of a head after those pairs are copied
         size = 2 * call.size(cosines, 1)
     return call.RotaryEmbedding(
@@ -152,7 +148,6 @@ def multimodal_rotary_operands(
 def multimodal_rotary_embedding(call: Call) -> Results:
     """Rotate pairs by angles of three positions, each for its section of the pairs (M-RoPE)."""
     x, positions, cosines, sines = call.inputs
-    assert x is not None, "a required input"
     _refuse_scaled(call)
     sections = [int(size) for size in call.attribute("mrope_section")]
     pairs = sum(sections)

@@ -9,7 +9,7 @@ from typing import Any
 
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import ONNX_DTYPE
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -19,7 +19,7 @@ from subgraph.operators.requirements import (
     require_shape,
 )
 
-from .attention import Results, axes
+from .attention import axes
 from .linear_attention import attend_tokens, flat, refuse_cuda_only, repeated, rule_operands
 
 
@@ -140,7 +140,6 @@ def gated_delta_net(call: Call) -> Results:
     """Linear attention of requests that follow each other, with a state of values by keys."""
     refuse_cuda_only(call, state_update_capacity=0)
     query, bounds, state = (call.input(n) for n in ("query", "cu_seqlens", "initial_state"))
-    assert query is not None, "a required input"
     dtype = call.dtype(query)
     q, k, v, sizes = _heads_of_tokens(call)
     heads, value_heads, size, value_size = sizes
@@ -153,7 +152,6 @@ def gated_delta_net(call: Call) -> Results:
     if call.rank(q) == 3:
         batch = axes(call, 1)
         if bounds is None:
-            assert state is not None, "required without bounds"
             batch = call.Shape(state, end=1)
         tokens = [None if x is None else _batched(call, x, batch) for x in tokens]
     tokens[:2] = [repeated(call, x, heads, value_heads // heads) for x in tokens[:2]]
@@ -180,7 +178,6 @@ def _heads_of_tokens(call: Call) -> tuple[Any, Any, Any, tuple[int, int, int, in
     The sizes are the heads of keys and of values, and the elements of a key and of a value.
     """
     query, key, value = (call.input(name) for name in ("query", "key", "value"))
-    assert query is not None, "a required input"
     query = call.cast(query, "float32")
     if key is not None and value is not None:
         heads, size = (call.size(query, k) for k in (-2, -1))
@@ -188,7 +185,6 @@ def _heads_of_tokens(call: Call) -> tuple[Any, Any, Any, tuple[int, int, int, in
         found = heads, value_heads, size, value_size
         return query, call.cast(key, "float32"), call.cast(value, "float32"), found
     state = call.input("initial_state")
-    assert state is not None, "required for packed operands"
     value_heads, value_size, size = (call.size(state, k) for k in (1, 2, 3))
     heads = (call.size(query, -1) - value_heads * value_size) // (2 * size)
     widths = axes(call, heads * size, heads * size, value_heads * value_size)
@@ -221,9 +217,7 @@ def _decay(call: Call, size: int) -> Any:
     raw, kind = call.cast(decay, "float32"), call.attribute("gate_activation")
     if kind == "none":
         return raw
-    assert a_log is not None, "required with a gate"
-    assert bias is not None, "required with a gate"
-    tokens = call.rank(call.inputs[0]) - (1 if call.input("key") is None else 2)  # type: ignore[arg-type]
+    tokens = call.rank(call.inputs[0]) - (1 if call.input("key") is None else 2)
     per_key = call.rank(raw) == tokens + 2
     rates: Any = call.Exp(a_log)
     shift: Any = bias
@@ -262,7 +256,6 @@ def _of_requests(call: Call, parts: list[Any], state: Any, attend: Any) -> tuple
         attend: Computes a batch from its operands and its state.
     """
     bounds = call.input("cu_seqlens")
-    assert bounds is not None, "there are requests"
     count = call.size(bounds, 0) - 1
     ends, begins = (
         call.Slice(bounds, axes(call, k), axes(call, k + count), axes(call, 0)) for k in (1, 0)

@@ -7,14 +7,13 @@ expert is a network of two layers. CPU multiplies the rows of an expert together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
-from subgraph.graph.graph import Node, Value
-from subgraph.operators.functions import Call, function
+from subgraph.graph.graph import Node
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -29,7 +28,6 @@ from subgraph.operators.schema import MICROSOFT, Attribute
 from .attention import axes
 from .weights import BITS, LEAST_BLOCK, require_blocks, unpacked
 
-Results = Sequence[Value | None]
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
 
 
@@ -140,7 +138,6 @@ def _mixture(
         third: The layer whose results multiply those of the first, or None.
     """
     x, k = call.inputs[0], call.attribute("k")
-    assert x is not None, "a required input"
     chosen, shares = routed
     size = call.size(x, -1)
     rows = call.Reshape(x, axes(call, -1, 1, size))
@@ -330,15 +327,12 @@ def weight_bits(node: Node, layer: str) -> int:
     return int(node.attrs.get("expert_weight_bits", 4) if bits is None else bits)
 
 
-def _quantized(call: Call, name: str) -> _Layer | None:
-    """Return layer ``"fc1"`` to ``"fc3"`` with packed weights; None if there is none."""
-    packed: Any = call.input(f"{name}_experts_weights")
-    scales: Any = call.input(f"{name}_scales")
-    zeros: Any = call.input(f"{name}_zero_points")
-    if packed is None:
-        return None
+def _quantized(call: Call, name: str) -> _Layer:
+    """Return layer ``"fc1"`` to ``"fc3"`` with packed weights."""
+    packed = call.input(f"{name}_experts_weights")
+    scales = call.input(f"{name}_scales")
+    zeros = call.input(f"{name}_zero_points")
     x = call.inputs[0]
-    assert x is not None, "a required input"
     bits, dtype = weight_bits(call.node, name), call.dtype(x)
     if bits not in BITS:
         raise call.unsupported(f"weights of {bits} bits")
@@ -358,10 +352,8 @@ def _quantized(call: Call, name: str) -> _Layer | None:
     return _Layer(packed, bias, bits, block, call.cast(scales, dtype), zeros)
 
 
-def _as_floats(call: Call, layer: _Layer | None) -> _Layer | None:
+def _as_floats(call: Call, layer: _Layer) -> _Layer:
     """Return a layer with weights of the input's dtype, which are computed once."""
-    if layer is None:
-        return None
     experts = call.constant(np.arange(call.size(layer.weights, 0)), "int64")
     return _Layer(layer.of(call, experts), layer.bias)
 
@@ -392,13 +384,11 @@ def qmoe(call: Call) -> Results:
         raise call.unsupported(f"quant_type={kind!r}, or scales of such weights")
     if call.attribute("weights_prepacked") == 1:
         raise call.unsupported("weights_prepacked=1")
-    layers = [_quantized(call, name) for name in ("fc1", "fc2", "fc3")]
-    x = call.inputs[0]
-    if x is not None and call.dtype(x) != "float32":  # kernels of packed weights are for float32
-        layers = [_as_floats(call, layer) for layer in layers]
-    first, second, third = layers
-    assert first is not None, "a required input"
-    assert second is not None, "a required input"
+    first, second = _quantized(call, "fc1"), _quantized(call, "fc2")
+    third = None if call.input("fc3_experts_weights") is None else _quantized(call, "fc3")
+    if call.dtype(call.inputs[0]) != "float32":  # kernels of packed weights are for float32
+        first, second = _as_floats(call, first), _as_floats(call, second)
+        third = None if third is None else _as_floats(call, third)
     routed = _routed(call, call.inputs[1], call.input("router_weights"), of_chosen=True)
     return _mixture(call, routed, first, second, third)
 
@@ -444,8 +434,6 @@ def group_router_operands(
 def moe_group_router(call: Call) -> Results:
     """Choose the best experts of the best groups, by sigmoids (DeepSeek-V3, "noaux_tc")."""
     logits, bias, weights = call.inputs
-    assert logits is not None, "a required input"
-    assert bias is not None, "a required input"
     dtype, experts = call.dtype(logits), call.size(bias, 0)
     rows: Any = call.cast(logits, "float32")
     if weights is not None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from subgraph.graph.graph import Value
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 
 from .transformer import added, channels_first
 
-Results = Sequence[Value | None]
 # Activations, and the attributes of their operators that are a fused node's parameters, in order.
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (),

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from subgraph.graph.graph import Node
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -22,7 +22,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.attention.decoding import UPDATE_RULES, require_heads, require_split
 
-from .attention import Results, axes
+from .attention import axes
 
 _OPSET = 27  # of LinearAttention in the standard
 _END = (1 << 63) - 1  # the end of a dimension, for Slice
@@ -90,7 +90,6 @@ def causal_convolution_operands(
 def causal_conv_with_state(call: Call) -> Results:
     """Convolve each channel with the steps up to the present one; return the last steps too."""
     x, weight, bias, past = call.inputs
-    assert weight is not None, "a required input"
     refuse_cuda_only(
         call, ndim=1, state_window=0, state_length=0, state_channels_last=-1, input_channels=0,
         input_channel_offset=0, state_update_capacity=0,
@@ -230,8 +229,6 @@ def linear_attention_operands(
 def linear_attention(call: Call) -> Results:
     """Linear attention; heads of values may be more than those of queries and keys."""
     query, key, value, past, decay, beta = call.inputs
-    assert query is not None, "a required input"
-    assert key is not None, "a required input"
     refuse_cuda_only(call, state_window=0)
     heads, kv_heads = call.attribute("q_num_heads"), call.attribute("kv_num_heads")
     dtype = call.dtype(query)
@@ -281,7 +278,6 @@ def linear_gate_operands(
 def linear_attention_gate(call: Call) -> Results:
     """Decay ``decay_scale * softplus(a + dt_bias)`` and update rate ``sigmoid(b)``, in float32."""
     a, bias, scale, b = call.inputs
-    assert a is not None, "a required input"
     dtype = call.dtype(a)
     decay = call.Mul(call.Softplus(call.Add(call.cast(a, "float32"), bias)), scale)
     beta = None if b is None else call.cast(call.Sigmoid(call.cast(b, "float32")), dtype)
@@ -315,8 +311,6 @@ def gated_norm_operands(node: Node, x: Tensor, scale: Tensor, gate: Tensor) -> N
 def gated_rms_norm(call: Call) -> Results:
     """RMS normalization of groups of a row, times an activation of a gate, in float32."""
     x, scale, gate = call.inputs
-    assert x is not None, "a required input"
-    assert scale is not None, "a required input"
     dtype, size = call.dtype(x), call.size(scale, 0)
     rows, factors, gates = (call.cast(v, "float32") for v in (x, scale, gate) if v is not None)
     split = call.shape(x)[-1] != size

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from subgraph.graph.graph import Node, Value
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -15,8 +14,6 @@ from subgraph.operators.requirements import (
     require_whole_number,
 )
 from subgraph.ops.movement.operands import pad_operands, trilu_operands
-
-Results = Sequence[Value | None]
 
 
 @function("Trilu", "X, k? -> Y", requires=trilu_operands, upper=1)
@@ -43,7 +40,6 @@ def unique(call: Call) -> Results:
 def gather_nd(call: Call) -> Results:
     """Gather as the standard does."""
     data, indices = call.inputs
-    assert indices is not None, "a required input"
     # ONNX Runtime also takes int32 indices, the standard only int64.
     return [call.GatherND(data, call.cast(indices, "int64"))]
 
@@ -52,7 +48,6 @@ def gather_nd(call: Call) -> Results:
 def range_of(call: Call) -> Results:
     """Return start, start + delta, ...; delta is 1 by default."""
     start, limit, delta = call.inputs
-    assert start is not None, "a required input"
 
     # ONNX Runtime takes tensors of one element here, the standard scalars.
     def scalar(value: Value | None) -> Any:
@@ -136,7 +131,6 @@ def unfold_operands(node: Node, x: Tensor) -> None:
 def unfold_tensor(call: Call) -> Results:
     """Return all slices of a dimension, ``step`` apart, as a dimension more at the end."""
     (x,) = call.inputs
-    assert x is not None, "a required input"
     rank = call.rank(x)
     axis, size = call.attribute("dim") % rank, call.attribute("size")
     starts = range(0, call.size(x, axis) - size + 1, call.attribute("step"))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from subgraph.graph.graph import Node, Value
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -22,7 +22,6 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 
 from .transformer import channels_first
 
-Results = Sequence[Value | None]
 Given = Sequence[Value | None]
 
 
@@ -50,7 +49,6 @@ def quantize(call: Call, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
 def _requantized(call: Call, operator: Callable[[Any], Any]) -> Results:
     """Return ``operator`` of the node's dequantized input, quantized as the node's output."""
     x, _, _, scale, zero = call.inputs
-    assert x is not None, "a required input"
     return [quantize(call, operator(dequantize(call, call.inputs[:3])), scale, zero, call.dtype(x))]
 
 
@@ -61,7 +59,6 @@ def _channels_first(call: Call, x: Any, operator: Callable[[Any], Any]) -> Any:
 def _binary(call: Call, op_type: str) -> Results:
     """Return the quantized result of an operator of two quantized inputs."""
     a = call.inputs[0]
-    assert a is not None, "a required input"
     operands = dequantize(call, call.inputs[:3]), dequantize(call, call.inputs[3:6])
     result = getattr(call, op_type)(*operands)
     scale, zero = call.inputs[6:8]
@@ -162,7 +159,6 @@ def qlinear_reduce_mean(call: Call) -> Results:
 def qlinear_concat(call: Call) -> Results:
     """Concatenate inputs that have scales of their own."""
     scale, zero, *rest = call.inputs
-    assert zero is not None, "a required input"
     complete = len(rest) % 3 == 0 and None not in (*rest[::3], *rest[1::3])
     require(complete, "each input needs a scale and a zero point")
     parts = [dequantize(call, rest[at : at + 3]) for at in range(0, len(rest), 3)]
@@ -177,7 +173,6 @@ def qlinear_concat(call: Call) -> Results:
 def qlinear_where(call: Call) -> Results:
     """Select elements of two inputs by a condition."""
     x = call.inputs[1]
-    assert x is not None, "a required input"
     operands = dequantize(call, call.inputs[1:4]), dequantize(call, call.inputs[4:7])
     picked = call.Where(call.inputs[0], *operands)
     scale, zero = call.inputs[7:9]
@@ -197,7 +192,6 @@ def qgemm(call: Call) -> Results:
     C has the scale of the products, B one scale or one for each column of the product.
     """
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = call.inputs
-    assert b_scale is not None, "a required input"
     transpose_b, alpha = call.attribute("transB"), call.attribute("alpha")
     if alpha != 1.0:
         # Into the scale of A, so that the scale of C, which is that of the products, has the factor
@@ -288,7 +282,6 @@ def dynamic_quantize_operands(
 def matmul_integer_to_float(call: Call) -> Results:
     """Multiply quantized matrices, and scale."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = call.inputs
-    assert a_scale is not None, "a required input"
     sums = call.MatMulInteger(a, b, a_zero, b_zero)
     return [_scaled_sums(call, sums, a_scale, b_scale, bias, call.dtype(a_scale))]
 
@@ -360,7 +353,6 @@ def dynamic_quantize_lstm(call: Call) -> Results:
     """
     x, w, r, biases, *rest = call.inputs[:8]
     w_scale, w_zero, *of_r = call.inputs[8:]
-    assert w is not None, "a required input"
     directions, inputs, gates = (call.size(w, axis) for axis in range(3))
     columns = directions * gates
 

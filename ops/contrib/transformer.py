@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from subgraph.graph.graph import Node, Value
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -19,8 +19,6 @@ from subgraph.operators.requirements import (
     require_single,
     require_whole_number,
 )
-
-Results = Sequence[Value | None]
 
 
 def added(call: Call, *terms: Value | None, requires: str = "") -> Any:
@@ -169,7 +167,6 @@ def scaled_silu_operands(node: Node, x: Tensor, scale: Tensor | None = None) -> 
 def scaled_silu(call: Call) -> Results:
     """SiLU of a scaled input."""
     x, scale = call.inputs
-    assert x is not None, "a required input"
     dtype = call.dtype(x)
     # The product is rounded to the input's dtype before SiLU, as ONNX Runtime's is.
     factor: Any = call.attribute("alpha") if scale is None else call.cast(scale, "float32")
@@ -210,7 +207,6 @@ def branchwise_operands(node: Node, x: Tensor, scale: Tensor | None = None) -> N
 def branchwise_rms_norm(call: Call) -> Results:
     """RMS normalization of the branches of a row, in float32."""
     x, scale = call.inputs
-    assert x is not None, "a required input"
     branches, wide = call.attribute("num_branches"), call.cast(x, "float32")
     if branches:
         row = call.shape(x)[-1]
@@ -265,8 +261,6 @@ def _rms(
 def simplified_layer_normalization(call: Call) -> Results:
     """RMS normalization; the result has the dtype of the scale."""
     x, scale = call.inputs
-    assert x is not None, "a required input"
-    assert scale is not None, "a required input"
     return _rms(call, call.cast(x, call.dtype(scale)), scale, call.attribute("axis"))
 
 
@@ -301,8 +295,6 @@ def skip_layer_normalization(call: Call) -> Results:
 def _group_norm(call: Call, x: Any) -> Any:
     """Return ``x`` with groups of channels normalized, by the node's attributes and factors."""
     gamma, beta = call.inputs[1:3]
-    assert gamma is not None, "a required input"
-    assert beta is not None, "a required input"
     dtype = call.dtype(x)
     factors = call.cast(gamma, dtype), call.cast(beta, dtype)
     options = {"epsilon": call.attribute("epsilon"), "num_groups": call.attribute("groups")}
@@ -330,7 +322,6 @@ def group_norm(call: Call) -> Results:
 def skip_group_norm(call: Call) -> Results:
     """Normalize groups of channels of a sum; the skip may be [N, C] or [N, 1, 1, C]."""
     x, _, _, skip, bias = call.inputs
-    assert skip is not None, "a required input"
     if call.rank(skip) == 2:
         skip = call.Unsqueeze(skip, call.constant([1, 2], "int64"))
     total = added(call, x, skip, bias, requires="into_first")
@@ -374,7 +365,6 @@ def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results
         norm: Scale and bias of the normalization.
     """
     ids, segments = call.inputs[:2]
-    assert ids is not None, "a required input"
     words, positions, segment_table = tables
     mask, position_ids = call.input("mask"), call.input("position_ids")
     total = call.Gather(words, ids)
@@ -458,7 +448,6 @@ def relative_position_bias(call: Call) -> Results:
     ``max_distance`` (Raffel et al., "Exploring the Limits of Transfer Learning", 2020).
     """
     table, queries, keys = call.inputs
-    assert table is not None, "a required input"
     both, buckets = call.attribute("is_bidirectional"), call.size(table, 0)
 
     def positions(count: Value | None, axis: int) -> Any:

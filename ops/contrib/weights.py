@@ -13,7 +13,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType, ValueType
-from subgraph.operators.functions import Call, function
+from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
@@ -26,8 +26,6 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
 from .attention import axes
-
-Results = Sequence[Value | None]
 
 
 def unpacked(call: Call, packed_weights: Any, bits: int) -> Any:
@@ -141,7 +139,6 @@ def matmul_n_bits_operands(
 def matmul_n_bits(call: Call) -> Results:
     """Multiply by the transposed matrix of weights."""
     a, packed_weights, scales, zeros, groups, bias = call.inputs
-    assert a is not None, "a required input"
     if call.attribute("weight_prepacked"):
         raise call.unsupported("weight_prepacked=1")
     rows, depth, bits = (call.attribute(name) for name in ("N", "K", "bits"))
@@ -218,7 +215,6 @@ def matmul_bnb4_operands(node: Node, a: Tensor, packed_weights: Tensor, scales: 
 def matmul_bnb4(call: Call) -> Results:
     """Multiply by a matrix of weights that bitsandbytes has quantized."""
     a, packed_weights, scales = call.inputs
-    assert a is not None, "a required input"
     rows, depth, width = (call.attribute(name) for name in ("N", "K", "block_size"))
     numbers = _NF4 if call.attribute("quant_type") else (*_FP4, *(-number for number in _FP4))
     # The first of two numbers has the high bits.
@@ -400,9 +396,6 @@ def gather_block_quantized_operands(
 def gather_block_quantized(call: Call) -> Results:
     """Gather rows of a quantized table, and dequantize them."""
     data, indices, scales, zeros = call.inputs
-    assert data is not None, "a required input"
-    assert indices is not None, "a required input"
-    assert scales is not None, "a required input"
     rank, dtype = call.rank(data), call.dtype(scales)
     of, along = (call.attribute(f"{name}_axis") % rank for name in ("gather", "quantize"))
     if of == along or call.dtype(data).startswith("float"):

@@ -47,7 +47,8 @@ from subgraph.operators.schema import (
 from subgraph.operators.shape_values import from_array, propagate, to_array
 from subgraph.system.registry import declared_at, defined_at
 
-Body = Callable[["Call"], Sequence[Value | None]]
+Results = Sequence[Value | None]  # of a node; None for an output that nothing reads
+Body = Callable[["Call"], Results]
 # The operator set of the standard that bodies are written in. It is fixed, so that a newer onnx
 # package does not change the meaning of a body.
 _OPSET = 24
@@ -181,7 +182,7 @@ class Call:
         """
         self.node = node
         assert isinstance(operator.schema, Schema)
-        self.inputs = [*inputs, *[None] * (len(operator.schema.inputs) - len(inputs))]
+        self.inputs: list[Any] = [*inputs, *[None] * (len(operator.schema.inputs) - len(inputs))]
         self.nodes: list[Node] = []
         self._schema, self._body = operator.schema, operator.body
         self._known = {v: k for v, k in zip(inputs, known, strict=False) if v is not None}
@@ -199,7 +200,7 @@ class Call:
         """Return several attributes by name, as keywords for an operator of the body."""
         return {name: self.attribute(name) for name in names}
 
-    def input(self, name: str) -> Value | None:
+    def input(self, name: str) -> Any:
         """Return an input by its name in the schema; None if it is omitted or no such name."""
         formals = self._schema.inputs
         return self.inputs[formals.index(name)] if name in formals else None
@@ -217,7 +218,7 @@ class Call:
         """Return a value's dtype.
 
         Raises:
-            ShapeError: the value's type is not known.
+            ShapeError: the value's type is not known, or it is an omitted input.
         """
         return self._type(value).dtype
 
@@ -267,7 +268,9 @@ class Call:
         held.flags.writeable = False
         return self._add("Constant", [], 1, {"value": held})[0]
 
-    def _type(self, value: Value) -> TensorType:
+    def _type(self, value: Value | None) -> TensorType:
+        if value is None:
+            raise ShapeError("a required input is omitted")
         if not isinstance(value.type, TensorType):
             raise ShapeError(f"the type of {value.name!r} is not known")
         return value.type

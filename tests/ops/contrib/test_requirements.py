@@ -317,6 +317,7 @@ WRONG_ATTENTION = [
     ),
     use("RelativePositionBias", floats(8, 4), np.array([1, 2]), LENGTHS[1], max_distance=9),
     use("Pad", X, np.arange(6).reshape(6, 1)),
+    use("GatherND", X, None),
 ]
 RIGHT = [
     use("BiasGelu", X, floats(8)),
