@@ -26,6 +26,7 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.dtypes import compute_dtype
+from subgraph.engine.codegen import vmath
 from subgraph.engine.codegen.irtools import (
     I32,
     I64,
@@ -54,32 +55,7 @@ HEADER = 6  # arguments before the numbers: sizes of rows and tiles
 # the machine has 32 vector registers. Estimates.
 _MAX_UNROLLED_INSTRUCTIONS, _UNROLL = 6, 4
 _COSTLY = frozenset(
-    [
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "tanh",
-        "sigmoid",
-        "erf",
-        "sin",
-        "cos",
-        "silu",
-        "gelu",
-        "softplus",
-        "pow",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "mod",
-        "fmod",
-    ]
+    [*vmath.NAMES, "pow", "tan", "sinh", "cosh", "asinh", "acosh", "atanh", "mod", "fmod"]
 )
 
 

@@ -306,17 +306,10 @@ def gives_floats(node: Node) -> bool:
 
 # The operators of this family, each in all its versions.
 declare(
-    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Celu", "Cos"),
-    *("Cosh", "Elu", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Relu"),
-    *("Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Swish", "Tan"),
-    *("Tanh", "ThresholdedRelu"),
-    requires=unary_operands,
-    infer=unary,
-    speculatable=True,
-    batch=elementwise,
-)
-declare(
-    *("Ceil", "Floor", "Neg", "Not", "Reciprocal", "Sqrt"),
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu"),
+    *("Cos", "Cosh", "Elu", "Exp", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish"),
+    *("Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin"),
+    *("Sinh", "Softplus", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
     requires=unary_operands,
     infer=unary,
     compute=reference.elementwise,
@@ -363,9 +356,7 @@ declare(
 )
 declare("Clip", requires=clip_operands, infer=unary, compute=reference.clip, batch=elementwise)
 declare(
-    "Equal",
-    "Greater",
-    "Less",
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
     requires=binary_operands,
     infer=comparison,
     compute=reference.binary,
@@ -381,14 +372,6 @@ declare(
     batch=elementwise,
 )
 declare("Gelu", requires=gelu_operands, infer=unary, batch=elementwise)
-declare(
-    *("GreaterOrEqual", "LessOrEqual"),
-    requires=binary_operands,
-    infer=comparison,
-    compute=reference.elementwise,
-    speculatable=True,
-    batch=elementwise,
-)
 declare("IsInf", "IsNaN", requires=unary_operands, infer=test, batch=elementwise)
 declare(
     *("Max", "Min", "Sum"),

@@ -51,7 +51,7 @@ def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def _binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if node.op_type == "Pow" and all(each.dtype.kind == "i" for each in inputs):
         return [_integer_power(*inputs)]
-    found = _by_numpy(node, inputs)
+    found = elementwise(node, inputs)
     if node.op_type != "Pow":
         return found
     # For a scalar exponent 0.5 NumPy computes sqrt, which differs from C's pow at -0 and -inf.
@@ -85,11 +85,7 @@ _NUMPY: dict[str, tuple[np.ufunc, str]] = {
 
 
 def elementwise(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the result of an operator that needs no care but for dtypes that NumPy lacks."""
-    return _by_numpy(node, inputs)
-
-
-def _by_numpy(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return NumPy's result where that is the operator's, else that of onnx.reference."""
     function, kinds = _NUMPY.get(node.op_type, (None, ""))
     x: Array = inputs[0]
     if node.op_type == "Div" and x.dtype.kind == "i":
