@@ -335,7 +335,7 @@ def scattered_nd(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def scattered_elements(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Compute ScatterElements."""
+    """Compute ScatterElements, which opset 9 calls Scatter."""
     data, index, updates = inputs
     if node.attrs.get("reduction", "none") != "none":
         return standard(node, inputs)
@@ -344,21 +344,6 @@ def scattered_elements(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     result: Array = data.copy()
     result[tuple(index_arrays)] = updates
     return [result]
-
-
-def scatter(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Compute Scatter, the name of ScatterElements in opset 9."""
-    return standard(
-        Node(
-            "ScatterElements",
-            node.inputs,
-            outputs=1,
-            name=node.name,
-            version=11,
-            attrs=node.attrs,
-        ),
-        inputs,
-    )
 
 
 def _stated_axis(call: BatchCall, rank: int, default: int = 0) -> int:
@@ -457,14 +442,7 @@ declare(
     batch=one_hot_batch,
 )
 declare(
-    "Scatter",
-    requires=scatter_elements_operands,
-    infer=first_type,
-    compute=scatter,
-    batch=element_batch,
-)
-declare(
-    "ScatterElements",
+    *("Scatter", "ScatterElements"),
     requires=scatter_elements_operands,
     infer=first_type,
     compute=scattered_elements,
