@@ -27,6 +27,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_single,
     require_whole_number,
+    require_within,
 )
 
 Operand = ValueType | Tensor | None
@@ -95,9 +96,7 @@ def _batches(lengths: Operand, states: tuple[Operand, ...], scanned: tuple[Opera
             require_shape("a state", Tensor("", state.shape[:1]), shape[:1], "its batch")
     if isinstance(lengths, Tensor):
         require_shape("sequence_lens", lengths, shape[:1], "one for each entry of the batch")
-        if lengths.known is not None:
-            for length in lengths.known.reshape(-1).tolist():
-                require(0 <= length <= shape[1], "a length is {} of {}", length, shape[1])
+        require_within("sequence_lens", lengths, 0, shape[1])
 
 
 def any_operands(node: Node, first: Operand, *others: Operand) -> None:

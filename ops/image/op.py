@@ -26,6 +26,7 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
     require_whole_number,
+    require_within,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.movement.types import input_or_attribute
@@ -74,13 +75,7 @@ def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> N
     require(math.isfinite(scale), "spatial_scale is {}", scale)
     height, width = x.shape[2:]
     require(height >= 1 and width >= 1, "X has shape {}: nothing to sample", x.shape)
-    _require_images(x, known_numbers(images))
-
-
-def _require_images(x: Tensor, known: list[int] | None) -> None:
-    """Require that the constant image indices of regions exist; None: they are not constant."""
-    for image in known or ():
-        require(image >= 0 and image < x.shape[0], "a region of image {} of {}", image, x.shape[0])
+    require_within("batch_indices", images, 0, x.shape[0] - 1)
 
 
 def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
@@ -99,7 +94,8 @@ def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
     if rois.known is not None and rois.known.size:
         images = rois.known[:, 0]
         require(bool(np.isfinite(images).all()), "rois holds an image index that is no number")
-        _require_images(x, [int(image) for image in (images.min(), images.max())])
+        for image in (int(images.min()), int(images.max())):
+            require(0 <= image < x.shape[0], "a region of image {} of {}", image, x.shape[0])
     require(bool(node.attrs.get("pooled_shape")), "pooled_shape is missing")
     require_numbers(node, "pooled_shape", 2, 1, 1, MAX_EXTENT)
 

@@ -22,6 +22,7 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_whole_number,
+    require_within,
 )
 
 from .scores import prepared
@@ -137,9 +138,7 @@ def array_feature_extractor_operands(node: Node, x: Tensor, indices: Tensor) -> 
     size = x.shape[-1]
     require(indices.size >= 1, "Y names no column")
     require(size >= 1, "X has no columns")
-    if indices.known is not None:
-        for index in indices.known.reshape(-1).tolist():
-            require(0 <= index < size, "Y names column {} of {}", index, size)
+    require_within("Y", indices, 0, size - 1)
 
 
 def one_hot_encoder_operands(node: Node, x: Tensor) -> None:

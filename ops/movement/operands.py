@@ -24,6 +24,7 @@ from subgraph.operators.requirements import (
     require_same_dtype,
     require_shape,
     require_single,
+    require_within,
 )
 from subgraph.operators.schema import is_before
 
@@ -347,10 +348,7 @@ def reverse_sequence_operands(node: Node, x: Tensor, lengths: Tensor) -> None:
     )
     require_dtype("sequence_lens", lengths, "int64")
     require_shape("sequence_lens", lengths, (x.shape[batch],), "one for each entry of the batch")
-    for length in known_elements(lengths):
-        require(
-            0 <= length <= x.shape[time], "a length is {}, outside [0, {}]", length, x.shape[time]
-        )
+    require_within("sequence_lens", lengths, 0, x.shape[time])
 
 
 def constant_of_shape_operands(node: Node, shape: Tensor) -> None:
