@@ -22,12 +22,11 @@ from subgraph.graph.types import (
 from subgraph.operators.reference import attributes, standard, variant
 from subgraph.operators.schema import is_before
 
+from .arguments import MAX_PIXELS, MAX_SAMPLES
+
 MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names in opset 16, and since opset 20
 # Bound of coordinates in pixels, as in sampling_kernels.py.
 _FAR = 1e9
-# Samples of a bin along an axis, as in roi_kernels.py.
-_MAX_BIN_SAMPLES = 4096
-_MAX_BIN_PIXELS = 1 << 30
 # Samples of a region. onnx.reference takes about a microsecond for each (an estimate).
 _MAX_REGION_SAMPLES = 1 << 24
 
@@ -186,9 +185,9 @@ def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]:
     """Return the begin and end of each bin in pixels, clamped to [0, size]."""
-    step = max(last - first + 1, 1) / count
-    starts = [int(np.floor(k * step)) + first for k in range(count)]
-    ends = [int(np.ceil((k + 1) * step)) + first for k in range(count)]
+    pixels = max(int(last - first) + 1, 1)
+    starts = [first + k * pixels // count for k in range(count)]
+    ends = [first - (-(k + 1) * pixels // count) for k in range(count)]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in zip(starts, ends, strict=True)]
 
 
@@ -213,12 +212,12 @@ def _check_samples(node: Node, rois: Array) -> None:
     bins = [float(node.attrs.get(f"output_{side}", 1)) for side in ("width", "height")]
     pixels = sides / bins
     if node.attrs.get("sampling_ratio", 0):
-        if not np.all(np.abs(pixels) <= _MAX_BIN_PIXELS):
-            raise ShapeError(f"a bin of rois has more than {_MAX_BIN_PIXELS} pixels, or is NaN")
+        if not np.all(np.abs(pixels) <= MAX_PIXELS):
+            raise ShapeError(f"a bin of rois has more than {MAX_PIXELS} pixels, or is NaN")
         return
-    if not np.all((pixels >= -_MAX_BIN_PIXELS) & (pixels <= _MAX_BIN_SAMPLES)):
+    if not np.all((pixels >= -MAX_PIXELS) & (pixels <= MAX_SAMPLES)):
         raise ShapeError(
-            f"a bin of rois has more than {_MAX_BIN_SAMPLES} samples along an axis, or is NaN; "
+            f"a bin of rois has more than {MAX_SAMPLES} samples along an axis, or is NaN; "
             "set sampling_ratio"
         )
     count = np.maximum(np.ceil(sides / bins), 1).prod(axis=1) * math.prod(bins)

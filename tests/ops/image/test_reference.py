@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.tools import backend
 from tests.support.peer import compare_with_onnxruntime, model_of_node, uniform
 
@@ -75,3 +76,15 @@ def test_sizes_are_products_of_floats(
 def test_sizes_of_the_first_resize(size: int) -> None:
     scales = np.array([1, 1, 1, 0.7 if size == 10 else 0.35], np.float32)
     compare_with_onnxruntime("Resize", [uniform(1, 1, 2, size), scales], 10, mode="linear")
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+def test_bins_of_max_roi_pool_begin_at_whole_pixels(device: str) -> None:
+    """49 times 2 / 98 is 1; rounded products of floats are below, and added the pixel before."""
+    image = np.array([[5, 3]], np.float32).reshape(1, 1, 1, 2)
+    x = sg.input("x", image.shape)
+    graph = sg.Graph(
+        [x], [ops.MaxRoiPool(x, np.array([[0, 0, 0, 1, 0]], np.float32), pooled_shape=(1, 98))]
+    )
+    found = sg.compile_model(graph, device)([image])[0]
+    np.testing.assert_array_equal(found.reshape(-1), np.repeat(np.array([5, 3], np.float32), 49))
