@@ -38,7 +38,7 @@ def keys(*, dtype: str, lanes: int, largest: bool) -> Function:
     """
     load = ld(dtype)
     order = _order_of_32_bits(dtype, largest)
-    sink, sort = _heap_and_sort(1)
+    sink, sort = _sinker(1), _sorter(1)
 
     @register_jitable
     def key_of(x: int, step: int, index: int) -> int:
@@ -86,7 +86,7 @@ def wide_keys(*, dtype: str, largest: bool) -> Function:
         largest: Whether to select the largest elements; else the smallest.
     """
     key_of = _key_of_64_bits(dtype, largest)
-    sink, sort = _heap_and_sort(2)
+    sink, sort = _sinker(2), _sorter(2)
 
     @register_jitable
     def index_of(entry: int) -> int:
@@ -227,21 +227,11 @@ def _vector_scan(
     return scan
 
 
-def _heap_and_sort(words: int) -> tuple[Function, Function]:
-    """Return two functions over entries of ``words`` int64, 1 or 2: a key, and an index if 2.
-
-    ``sink(heap, at, count, key, index)`` inserts an entry at ``at`` or below, so that every entry
-    is worse than its children. ``sort(table, k)`` sorts entries by descending key, equal ones by
-    ascending index, and returns their address: the table's, or that of the memory for ``k`` entries
-    behind it.
-    """
-    return _sinker(words), _sorter(words)
-
-
 def _entries(words: int) -> tuple[Function, Function, Function]:
     """Return ``index_at(at)``, ``write(at, key, index)`` and ``before(key, index, at)``.
 
-    They read and write the entry at address ``at``. The index of an entry of one word is 0.
+    They read and write the entry at address ``at``: ``words`` int64, a key, and an index if 2. The
+    index of an entry of one word is 0.
     """
 
     @register_jitable
@@ -268,7 +258,10 @@ def _entries(words: int) -> tuple[Function, Function, Function]:
 
 
 def _sinker(words: int) -> Function:
-    """Return `sink` of `_heap_and_sort`."""
+    """Return ``sink(heap, at, count, key, index)``, which inserts an entry at ``at`` or below.
+
+    Every entry of the heap is worse than its children; ``words`` is that of `_entries`.
+    """
     entry = 8 * words
     index_at, write, before = _entries(words)
 
@@ -292,7 +285,11 @@ def _sinker(words: int) -> Function:
 
 
 def _sorter(words: int) -> Function:
-    """Return `sort` of `_heap_and_sort`: insertion sort of short runs, which are then merged."""
+    """Return ``sort(table, k)``: entries by descending key, equal ones by ascending index.
+
+    Short runs are sorted by insertion and then merged. The function returns the address of the
+    sorted entries: the table's, or that of the memory for ``k`` entries behind it.
+    """
     entry = 8 * words
     by_insertion, merge = _run_sorters(words)
 
