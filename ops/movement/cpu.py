@@ -33,7 +33,7 @@ from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.shared.strides import Ints, contiguous, normal_axis
+from subgraph.ops.shared.strides import contiguous, normal_axis
 from subgraph.partition.constants import constant_array
 
 from .arguments import (
@@ -243,30 +243,19 @@ def transpose(node: Node, low: Lowering) -> None:
     """
     x, y = low.input(0), low.output()
     order = tuple(axis % x.rank for axis in node.attrs.get("perm") or range(x.rank)[::-1])
+    last, first = (0, *range(2, x.rank), 1), (0, x.rank - 1, *range(1, x.rank - 1))
     if x.layout == "blocked":
-        _from_blocks(low, order)
+        if order != last:
+            raise Unsupported("Transpose of blocks of channels to another order than channels last")
+        y.store_as("plain")
+        _emit_channels_last(low, "to_channels_last", x, x, y)
     elif y.layout == "blocked":
-        _to_blocks(low, order)
+        if order != first:
+            raise Unsupported("Transpose to blocks of channels from other than channels last")
+        _emit_channels_last(low, "from_channels_last", y, x, y)
     else:
         steps = contiguous(x.shape)
         emit_view(low, [steps[axis] for axis in order])
-
-
-def _from_blocks(low: Lowering, order: Ints) -> None:
-    """Emit a Transpose from blocks of channels to the plain layout with channels last."""
-    x, y = low.input(0), low.output()
-    if order != (0, *range(2, x.rank), 1):
-        raise Unsupported("Transpose of blocks of channels to another order than channels last")
-    y.store_as("plain")
-    _emit_channels_last(low, "to_channels_last", x, x, y)
-
-
-def _to_blocks(low: Lowering, order: Ints) -> None:
-    """Emit a Transpose from the plain layout with channels last to blocks of channels."""
-    x, y = low.input(0), low.output()
-    if order != (0, x.rank - 1, *range(1, x.rank - 1)):
-        raise Unsupported("Transpose to blocks of channels from another order than channels last")
-    _emit_channels_last(low, "from_channels_last", y, x, y)
 
 
 def _emit_channels_last(

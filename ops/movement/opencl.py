@@ -11,6 +11,7 @@ from subgraph.engine.planner.operands import Argument, Operand, Scratch, Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
+from subgraph.opencl.runtime import ClSource
 from subgraph.ops.shared.opencl_code import line, program, variant_of, word
 
 from .arguments import FillArguments, ReverseSequenceArguments, TakeArguments, TriluArguments
@@ -66,6 +67,11 @@ def as_unsigned(memory: Place, item: int) -> Place:
     )
 
 
+def _program(item: int, levels: int = 2, **flags: int) -> ClSource:
+    """Return the program for elements of ``item`` bytes, and copies over ``levels`` dimensions."""
+    return program("movement/kernels", T=word(item), LEVELS=levels, **flags)
+
+
 @cl_primitive
 def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
     """Launch a copy.
@@ -80,7 +86,7 @@ def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
     # A program for few dimensions saves the divisions of the missing ones.
     levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MAX_DIMENSIONS
-    source, count = program("movement/kernels", T=word(item), LEVELS=levels), math.prod(dims)
+    source, count = _program(item, levels), math.prod(dims)
     ends: list[Argument] = [
         as_unsigned(copy.source, item),
         copy.source_offset // item,
@@ -133,9 +139,7 @@ def fill(low: ClLowering, kernel: Kernel, a: FillArguments) -> None:
     """Launch a fill with one value."""
     item = _item(kernel)
     words = [a.size, as_unsigned(a.target, item), as_unsigned(a.value, item)]
-    low.launch(
-        program("movement/kernels", T=word(item), LEVELS=2), "fill", words, *line(low, a.size)
-    )
+    low.launch(_program(item), "fill", words, *line(low, a.size))
 
 
 @cl_kernel("subgraph.ops.movement.kernels", "take")
@@ -144,9 +148,7 @@ def take(low: ClLowering, kernel: Kernel, a: TakeArguments) -> None:
     item, count = _item(kernel), a.outer * a.taken * a.inner
     words = [count, as_unsigned(a.x, item), as_unsigned(a.y, item), a.table]
     words += [as_unsigned(a.pad, item), a.axis_size, a.taken, a.inner]
-    low.launch(
-        program("movement/kernels", T=word(item), LEVELS=2), "take", words, *line(low, count)
-    )
+    low.launch(_program(item), "take", words, *line(low, count))
 
 
 @cl_primitive
@@ -182,9 +184,7 @@ def emit_take_last_axes(
 @cl_kernel("subgraph.ops.movement.kernels", "trilu")
 def trilu(low: ClLowering, kernel: Kernel, a: TriluArguments) -> None:
     """Launch Trilu."""
-    source = program(
-        "movement/kernels", T=word(_item(kernel)), LEVELS=2, UPPER=int(variant_of(kernel)["upper"])
-    )
+    source = _program(_item(kernel), UPPER=int(variant_of(kernel)["upper"]))
     total = a.all_rows * a.columns
     arguments = [total, a.x, a.y, a.rows, a.columns, a.diagonal]
     low.launch(source, "trilu", arguments, *line(low, total))
@@ -197,9 +197,4 @@ def reverse_sequence(low: ClLowering, kernel: Kernel, a: ReverseSequenceArgument
     count = a.batch * a.steps * a.inner
     steps = [a.batch_step // item, a.time_step // item]
     arguments = [count, a.x, a.y, a.lengths, a.batch, a.steps, a.inner, *steps]
-    low.launch(
-        program("movement/kernels", T=word(item), LEVELS=2),
-        "reverse_sequence",
-        arguments,
-        *line(low, count),
-    )
+    low.launch(_program(item), "reverse_sequence", arguments, *line(low, count))

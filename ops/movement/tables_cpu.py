@@ -20,6 +20,7 @@ from .copies_cpu import UNIT_BYTES
 from .types import Repeats
 
 _TABLE_BYTES = 16384  # bytes of a unit of `take`, and least bytes for a thread (estimate)
+_ZEROS = np.zeros(16, np.uint8)  # an element of any dtype
 _REPEATED = (1, 2, 3, 4)  # repetitions of the elements of a row that need no table
 
 
@@ -32,7 +33,7 @@ def emit_take(
     table: Array | Repeats,
     *,
     item: int,
-    pad: Operand | Array | None = None,
+    pad: Array = _ZEROS,
 ) -> None:
     """Emit the step that takes slices along ``axis`` by a table.
 
@@ -44,20 +45,18 @@ def emit_take(
         axis: The axis.
         table: For each slice of the result its index in the source, or -1 for the pad element.
         item: Bytes of an element.
-        pad: The pad element, an array or operand of one element; None: zero bytes.
+        pad: The pad element, an array of one element.
     """
     table = table.table() if isinstance(table, Repeats) else table
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     block = max(1, min(len(table), _TABLE_BYTES // max(inner * item, 1)))
     held = low.weight("table", np.array, np.ascontiguousarray(table, np.int64))
-    pad = np.zeros(16, np.uint8) if pad is None else pad
-    element = pad if isinstance(pad, Operand) else low.weight("element", np.array, pad)
     run, run_size = _longest_run(table)
     arguments = TakeArguments(
         x=source_,
         y=target,
         table=held,
-        pad=element,
+        pad=low.weight("element", np.array, pad),
         outer=outer,
         axis_size=shape[axis],
         taken=len(table),
