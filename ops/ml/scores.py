@@ -27,8 +27,9 @@ def prepared(node: Node, make: Callable[[Node], _Made]) -> _Made:
     key = (make, node.version, tuple(node.attrs), tuple(map(id, values)))
     entry = _PREPARED.get(key)
     if entry is None:
-        while len(_PREPARED) >= _MAX_PREPARED:
-            _PREPARED.pop(next(iter(_PREPARED)), None)
+        keys = list(_PREPARED)  # at once: other threads may add entries during an iteration
+        for oldest in keys[: max(len(keys) + 1 - _MAX_PREPARED, 0)]:
+            _PREPARED.pop(oldest, None)
         # The entry holds the attributes, so that no other object gets an id of the key.
         entry = _PREPARED[key] = (values, make(node))
     made: _Made = entry[1]
