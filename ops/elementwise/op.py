@@ -15,6 +15,7 @@ from subgraph.operators.batch_axes import elementwise, first_input
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
+    any_tensor,
     require,
     require_axis,
     require_broadcast,
@@ -34,10 +35,6 @@ Types = Sequence[ValueType | None]
 Values = Sequence[Array | None]
 
 VARIADIC = ("Max", "Mean", "Min", "Sum")
-
-
-def unary_operands(node: Node, x: Tensor) -> None:
-    """Accept every tensor: each output element depends on the input element at its index alone."""
 
 
 def gelu_operands(node: Node, x: Tensor) -> None:
@@ -310,7 +307,7 @@ declare(
     *("Cos", "Cosh", "Elu", "Exp", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish"),
     *("Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin"),
     *("Sinh", "Softplus", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
-    requires=unary_operands,
+    requires=any_tensor,
     infer=unary,
     compute=reference.elementwise,
     speculatable=True,
@@ -365,14 +362,14 @@ declare(
 )
 declare(
     "Erf",
-    requires=unary_operands,
+    requires=any_tensor,
     infer=unary,
     compute=reference.erf,
     speculatable=True,
     batch=elementwise,
 )
 declare("Gelu", requires=gelu_operands, infer=unary, batch=elementwise)
-declare("IsInf", "IsNaN", requires=unary_operands, infer=test, batch=elementwise)
+declare("IsInf", "IsNaN", requires=any_tensor, infer=test, batch=elementwise)
 declare(
     *("Max", "Min", "Sum"),
     requires=variadic_operands,
@@ -391,9 +388,7 @@ declare(
 declare(
     "PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu, batch=elementwise
 )
-declare(
-    "Softsign", requires=unary_operands, infer=unary, compute=reference.softsign, batch=elementwise
-)
+declare("Softsign", requires=any_tensor, infer=unary, compute=reference.softsign, batch=elementwise)
 declare("SwiGLU", requires=swiglu_operands, by_body=True, batch=elementwise)
 declare(
     "Where",

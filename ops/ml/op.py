@@ -20,6 +20,7 @@ from subgraph.graph.types import Array, MapType, TensorType, numpy_dtype
 from subgraph.operators.batch_axes import along
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
+from subgraph.operators.requirements import any_tensor, any_value
 from subgraph.ops.elementwise.op import first_type
 
 from . import operands, types
@@ -211,10 +212,10 @@ _declare(
     infer=types.array_feature_extractor_types,
     batch=along(0),
 )
-_declare("Binarizer", requires=operands.any_operands, batch=along(0))
+_declare("Binarizer", requires=any_tensor, batch=along(0))
 _declare("CastMap", requires=operands.cast_map_operands, compute=cast_map)
-_declare("CategoryMapper", requires=operands.any_operands, compute=category_mapper)
-_declare("DictVectorizer", requires=operands.map_operands, compute=dict_vectorizer)
+_declare("CategoryMapper", requires=any_tensor, compute=category_mapper)
+_declare("DictVectorizer", requires=any_value, compute=dict_vectorizer)
 _declare(
     "FeatureVectorizer",
     requires=operands.feature_vectorizer_operands,

@@ -30,10 +30,6 @@ from .svm import classifier_svm, regressor_svm
 from .trees import AGGREGATES, TRANSFORMS, Forest, ensemble_forest, node_list_forest
 
 
-def any_operands(node: Node, x: Tensor) -> None:
-    """Accept every tensor, of an operator that maps each element to one of the result."""
-
-
 def label_table(node: Node) -> tuple[str, Any, str, Any]:
     """Return the keys and the values of a LabelEncoder since opset 2, each after its kind.
 
@@ -62,10 +58,6 @@ def label_encoder_operands(node: Node, x: Tensor) -> None:
     """Require keys and values in pairs (ONNX LabelEncoder, 2 to 4)."""
     if node.version != 1:
         label_table(node)
-
-
-def map_operands(node: Node, x: ValueType | Tensor) -> None:
-    """Accept every map; the reference refuses tensors."""
 
 
 def cast_map_operands(node: Node, x: ValueType | Tensor) -> None:

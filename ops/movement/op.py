@@ -17,6 +17,7 @@ from subgraph.operators.batch_axes import (
     reshaped,
 )
 from subgraph.operators.operator import declare
+from subgraph.operators.requirements import any_tensor, any_value
 from subgraph.operators.shape_values import slice_ends
 from subgraph.ops.elementwise.op import first_type
 from subgraph.ops.shared.strides import normal_axis
@@ -236,7 +237,7 @@ declare(
 )
 declare(
     "Identity",
-    requires=operands.identity_operands,
+    requires=any_value,
     infer=first_type,
     view=True,
     speculatable=True,
@@ -279,14 +280,12 @@ declare(
 )
 declare(
     "Shape",
-    requires=operands.shape_operands,
+    requires=any_value,
     infer=types.shape,
     compute=reference.shape,
     by_type=True,
 )
-declare(
-    "Size", requires=operands.size_operands, infer=types.size, compute=reference.size, by_type=True
-)
+declare("Size", requires=any_tensor, infer=types.size, compute=reference.size, by_type=True)
 declare(
     "Slice",
     requires=operands.slice_operands,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import DTYPE_OF_ONNX, ValueType, numpy_dtype
+from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
 from subgraph.operators.requirements import (
     Tensor,
     int_list,
@@ -31,18 +31,6 @@ from subgraph.operators.schema import is_before
 
 def constant_operands(node: Node) -> None:
     """Constant has no operands; its attribute is the value."""
-
-
-def size_operands(node: Node, x: Tensor) -> None:
-    """Size accepts every tensor."""
-
-
-def shape_operands(node: Node, x: ValueType | Tensor) -> None:
-    """Shape accepts every value; ``start`` and ``end`` are clamped to the rank."""
-
-
-def identity_operands(node: Node, x: ValueType | Tensor) -> None:
-    """Accept every value, also sequences and optionals."""
 
 
 def dropout_operands(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from subgraph.graph.graph import Node
 from subgraph.operators.operator import declare
-from subgraph.operators.requirements import Tensor, require, require_rank
+from subgraph.operators.requirements import Tensor, any_tensor, require, require_rank
 
 from . import reference
 
@@ -17,10 +17,6 @@ def shape_attribute(node: Node) -> None:
     """Raise ShapeError if a size of the attribute ``shape`` is negative (opsets 1 to 22)."""
     shape = node.attrs.get("shape") or ()
     require(all(dim >= 0 for dim in shape), "shape {} has a negative dimension", shape)
-
-
-def like_operands(node: Node, x: Tensor) -> None:
-    """Accept every tensor: the result has its shape."""
 
 
 def multinomial_operands(node: Node, x: Tensor) -> None:
@@ -32,7 +28,7 @@ def multinomial_operands(node: Node, x: Tensor) -> None:
 
 
 # The operators of this family, each in all its versions.
-declare("Bernoulli", requires=like_operands, compute=reference.bernoulli, random=True)
+declare("Bernoulli", requires=any_tensor, compute=reference.bernoulli, random=True)
 declare(
     "Multinomial",
     requires=multinomial_operands,
@@ -41,4 +37,4 @@ declare(
     grows=True,
 )
 declare("RandomNormal", "RandomUniform", requires=shape_attribute, random=True, grows=True)
-declare("RandomNormalLike", "RandomUniformLike", requires=like_operands, random=True)
+declare("RandomNormalLike", "RandomUniformLike", requires=any_tensor, random=True)

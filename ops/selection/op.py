@@ -13,6 +13,7 @@ from subgraph.operators.inference import infer_by_onnx
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
+    any_tensor,
     int_list,
     require,
     require_axis,
@@ -116,7 +117,7 @@ declare(
     infer=non_max_suppression,
     compute=reference.non_max_suppression,
 )
-declare("NonZero", requires=padded.non_zero_operands, infer=non_zero)
+declare("NonZero", requires=any_tensor, infer=non_zero)
 declare(
     "TopK",
     requires=top_operands,
@@ -143,7 +144,7 @@ declare(
 declare(
     "PaddedNonZero",
     domain=INTERNAL_DOMAIN,
-    requires=padded.non_zero_operands,
+    requires=any_tensor,
     infer=padded.non_zero,
     compute=padded.padded,
 )

@@ -52,10 +52,6 @@ def _dtype(type_: ValueType | None) -> str:
     return type_.dtype if isinstance(type_, TensorType) else "float32"
 
 
-def non_zero_operands(node: Node, x: Tensor) -> None:
-    """Accept every tensor."""
-
-
 def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
     """Raise ShapeError unless each condition has a slice (ONNX Compress, opsets 9 to 28).
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Array
+from subgraph.graph.types import Array, ValueType
 
 
 class _AnySize:
@@ -163,6 +163,14 @@ def rule_from_signature(function: Requirement) -> Rule:
     kinds = [str(p.annotation) for p in parameters if p.annotation is not p.empty]
     sequences = any("ValueType" in kind or "Operand" in kind for kind in kinds)
     return Rule(function, tuple(needed), len(least), most, sequences, unused)
+
+
+def any_tensor(node: Node, x: Tensor) -> None:
+    """Accept every tensor."""
+
+
+def any_value(node: Node, x: ValueType | Tensor) -> None:
+    """Accept every value, also sequences, optionals and maps."""
 
 
 def require(condition: bool, message: str, *values: object) -> None:
