@@ -385,10 +385,10 @@ def _few_bits() -> Graph:
         results += node.outputs
     logits = sg.input("logits", (1, 4))
     for level in (0, 4):
-        layer = [w(4, 64, 32, value=17, dtype="uint8"), w(4, 64, 2), None]
+        layer: list[Value | None] = [w(4, 64, 32, value=17, dtype="uint8"), w(4, 64, 2), None]
         form = {"k": 2, "block_size": 32, "accuracy_level": level, "weights_prepacked": 0}
-        operands = [inputs[0], logits, *layer, *layer]
-        node = Node("QMoE", operands, domain="com.microsoft", version=1, attrs=form)
+        experts = [inputs[0], logits, *layer, *layer]
+        node = Node("QMoE", experts, domain="com.microsoft", version=1, attrs=form)
         results += node.outputs
     return Graph([*inputs, logits], results)
 
