@@ -37,10 +37,18 @@ def unpacked(call: Call, packed_weights: Any, bits: int) -> Any:
         return packed_weights
     if bits not in (2, 4):
         raise call.unsupported(f"bits={bits}")
-    # Div, not BitShift, whose reference loops over elements in Python.
-    shifts = call.constant([1 << shift for shift in range(0, 8, bits)], "uint8")
-    shifted = call.Div(call.Unsqueeze(packed_weights, axes(call, -1)), shifts)
-    numbers = call.BitwiseAnd(shifted, call.constant((1 << bits) - 1, "uint8"))
+    mask = call.constant((1 << bits) - 1, "uint8")
+    parts: list[Any] = []
+    # Each part is computed along whole rows; an innermost dimension of 8 / bits shifts would leave
+    # vectors nearly empty.
+    for shift in range(0, 8, bits):
+        part = packed_weights
+        if shift:
+            part = call.BitShift(part, call.constant(shift, "uint8"), direction="RIGHT")
+        if shift + bits < 8:
+            part = call.BitwiseAnd(part, mask)
+        parts.append(call.Unsqueeze(part, axes(call, -1)))
+    numbers = call.Concat(*parts, axis=-1)
     unchanged = [0] * (call.rank(packed_weights) - 1)
     last = call.shape(packed_weights)[-1]
     # Reshape cannot compute a size (-1) if another dimension is empty.
@@ -410,12 +418,26 @@ def gather_block_quantized(call: Call) -> Results:
     # Gather replaces one axis by those of the indices, which moves all later axes.
     axis = along + (call.rank(indices) - 1 if along > of else 0)
     size, width = call.size(numbers, axis), call.attribute("block_size")
-    block_of = call.constant(np.arange(size) // width, "int64")
+    # Without zero points the middle of the range of packed numbers, which are unsigned, is 0.
+    centre: Any = float(1 << (bits - 1)) if packed else None
     if zeros is not None:
         centre = call.cast(unpacked(call, picked[2], bits), dtype)
-        numbers = call.Sub(numbers, call.Gather(centre, block_of, axis=axis))
-    elif packed:
-        # Packed numbers are unsigned; without zero points the middle of their range stands for 0.
-        numbers = call.Sub(numbers, float(1 << (bits - 1)))
-    factors = call.Gather(picked[1], block_of, axis=axis)
-    return [call.Mul(numbers, factors, requires="same_shape")]
+    factors = picked[1]
+    whole = axis == call.rank(numbers) - 1 and size % width == 0
+    shape = call.Shape(numbers)
+    if whole:  # a scale broadcasts to its block
+        numbers = call.Reshape(numbers, axes(call, *[0] * axis, size // width, width))
+
+    def spread(x: Any) -> Any:
+        """Return a number of each block for all of its elements."""
+        if whole:
+            # Packed zero points may end with padding.
+            return call.Unsqueeze(_first_columns(call, x, size // width), axes(call, -1))
+        return call.Gather(x, call.constant(np.arange(size) // width, "int64"), axis=axis)
+
+    if isinstance(centre, Value):
+        centre = spread(centre)
+    if centre is not None:
+        numbers = call.Sub(numbers, centre)
+    made = call.Mul(numbers, spread(factors))
+    return [call.Reshape(made, shape) if whole else made]

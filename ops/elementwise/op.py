@@ -330,7 +330,14 @@ declare(
     batch=elementwise,
 )
 declare(
-    *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mod"),
+    "BitShift",
+    requires=binary_operands,
+    infer=broadcasting,
+    compute=reference.bit_shift,
+    batch=elementwise,
+)
+declare(
+    *("BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mod"),
     requires=binary_operands,
     infer=broadcasting,
     batch=elementwise,

@@ -22,6 +22,7 @@ from subgraph.graph.types import (
     numpy_dtype,
 )
 from subgraph.operators.reference import standard, variant
+from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import is_before
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -58,6 +59,12 @@ def _binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     base, exponent = inputs
     special = (exponent == 0.5) & ((base == 0) | (base == -math.inf))
     return [np.where(special, np.abs(base), found[0])]
+
+
+def bit_shift(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return shifted integers; onnx.reference loops over elements in Python."""
+    is_left = decoded(node.attrs["direction"]) == "LEFT"
+    return [np.left_shift(*inputs) if is_left else np.right_shift(*inputs)]
 
 
 # Functions of NumPy, and the kinds of dtypes for which their results are those of the operators.

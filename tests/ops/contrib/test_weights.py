@@ -88,8 +88,9 @@ def test_weights_are_unpacked_once() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("indices", [(3,), (2, 3), (0,)])
-def test_rows_of_a_table(bits: int, zero: bool, indices: tuple[int, ...]) -> None:
-    packed, scales, zeros = packed_weights(20, 64, bits, 16)
+@pytest.mark.parametrize("depth", [64, 48])  # an odd number of blocks leaves half a byte unused
+def test_rows_of_a_table(depth: int, bits: int, zero: bool, indices: tuple[int, ...]) -> None:
+    packed, scales, zeros = packed_weights(20, depth, bits, 16)
     rows = np.random.default_rng(3).integers(0, 20, indices)
     inputs = [packed.reshape(20, -1), rows, scales, zeros if zero else None]
     form: dict[str, Any] = {"bits": bits, "block_size": 16, "constants": [0, 2, 3]}
