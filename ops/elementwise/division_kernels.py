@@ -6,7 +6,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.irtools import (
+    F32,
     F64,
     call_intrinsic,
     emit_binary,
@@ -36,15 +38,32 @@ def _safe_divisor(builder: Any, dtype: str, b: Value) -> tuple[Value, Value, Val
     return safe, is_zero, is_minus
 
 
+def _quotient(builder: Any, dtype: str, a: Value, b: Value) -> Value:
+    """Return the quotient of integers, truncated; the divisor is safe.
+
+    Processors have no division of vectors of integers. That of floats gives the same: numbers of up
+    to 16 bits are exact in float32, those of 32 in float64, and a quotient that is no integer is
+    further from the next one than it is rounded (relative to it by ``2**-16``, or ``2**-32``).
+    """
+    signed, bits = is_signed(dtype), item_bytes(dtype) * 8
+    if bits > 32 or not isinstance(a.type, ir.VectorType):
+        return builder.sdiv(a, b) if signed else builder.udiv(a, b)
+    wide = ir.VectorType(F64 if bits == 32 else F32, a.type.count)
+    to_float, to_integer = (
+        (builder.sitofp, builder.fptosi) if signed else (builder.uitofp, builder.fptoui)
+    )
+    return to_integer(builder.fdiv(to_float(a, wide), to_float(b, wide)), a.type)
+
+
 def divide(builder: Any, dtype: str, a: Value, b: Value) -> Value:
     """Divide; integers truncate towards zero, and division by zero gives 0."""
     if is_float(dtype):
         return builder.fdiv(a, b)
     safe, is_zero, is_minus = _safe_divisor(builder, dtype, b)
     if is_signed(dtype):
-        result = builder.select(is_minus, builder.neg(a), builder.sdiv(a, safe))
+        result = builder.select(is_minus, builder.neg(a), _quotient(builder, dtype, a, safe))
     else:
-        result = builder.udiv(a, safe)
+        result = _quotient(builder, dtype, a, safe)
     return builder.select(is_zero, like(a, dtype, 0), result)
 
 
@@ -54,7 +73,7 @@ def c_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         return _float_remainder(builder, dtype, a, b)
     safe, _, _ = _safe_divisor(builder, dtype, b)
     # The safe divisor is 1 instead of 0 and -1: the remainder is 0 for all three.
-    return builder.srem(a, safe) if is_signed(dtype) else builder.urem(a, safe)
+    return builder.sub(a, builder.mul(_quotient(builder, dtype, a, safe), safe))
 
 
 def _float_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:
