@@ -43,16 +43,32 @@ def _quotient(builder: Any, dtype: str, a: Value, b: Value) -> Value:
 
     Processors have no division of vectors of integers. That of floats gives the same: numbers of up
     to 16 bits are exact in float32, those of 32 in float64, and a quotient that is no integer is
-    further from the next one than it is rounded (relative to it by ``2**-16``, or ``2**-32``).
+    further from the next one than it is rounded (relative to it by ``2**-16``, or ``2**-32``). The
+    same holds for those of 64 bits while they are below ``2**51``, as indices are.
     """
     signed, bits = is_signed(dtype), item_bytes(dtype) * 8
-    if bits > 32 or not isinstance(a.type, ir.VectorType):
+
+    def exact() -> Value:
         return builder.sdiv(a, b) if signed else builder.udiv(a, b)
-    wide = ir.VectorType(F64 if bits == 32 else F32, a.type.count)
-    to_float, to_integer = (
-        (builder.sitofp, builder.fptosi) if signed else (builder.uitofp, builder.fptoui)
-    )
-    return to_integer(builder.fdiv(to_float(a, wide), to_float(b, wide)), a.type)
+
+    def by_floats() -> Value:
+        wide = ir.VectorType(F64 if bits >= 32 else F32, a.type.count)
+        to_float, to_integer = (
+            (builder.sitofp, builder.fptosi) if signed else (builder.uitofp, builder.fptoui)
+        )
+        return to_integer(builder.fdiv(to_float(a, wide), to_float(b, wide)), a.type)
+
+    if not isinstance(a.type, ir.VectorType):
+        return exact()
+    if bits < 64:
+        return by_floats()
+    # Of signed numbers, those from -most on become the least unsigned ones.
+    most = like(a, dtype, 1 << 51)
+    least = like(a, dtype, 1 << 51 if signed else 0)
+    bound = builder.add(most, least)
+    beyond = [builder.icmp_unsigned(">=", builder.add(each, least), bound) for each in (a, b)]
+    is_small = builder.not_(mask_any(builder, builder.or_(*beyond)))
+    return merge(builder, is_small, by_floats, exact)
 
 
 def divide(builder: Any, dtype: str, a: Value, b: Value) -> Value:
