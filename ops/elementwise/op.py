@@ -303,10 +303,17 @@ def gives_floats(node: Node) -> bool:
 
 # The operators of this family, each in all its versions.
 declare(
-    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu"),
-    *("Cos", "Cosh", "Elu", "Exp", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish"),
-    *("Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin"),
-    *("Sinh", "Softplus", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Celu", "Cos"),
+    *("Cosh", "Elu", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Relu"),
+    *("Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Swish", "Tan"),
+    *("Tanh", "ThresholdedRelu"),
+    requires=any_tensor,
+    infer=unary,
+    speculatable=True,
+    batch=elementwise,
+)
+declare(
+    *("Ceil", "Floor", "Neg", "Not", "Reciprocal", "Sqrt"),
     requires=any_tensor,
     infer=unary,
     compute=reference.elementwise,
