@@ -16,7 +16,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, TypeGuard, TypeVar, cast
 
 import attrs
@@ -468,11 +468,16 @@ def recipe_id(recipe: str, make: Make) -> str:
 _function_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def _function_id(function: Any) -> str:
+# Functions in closures of functions in closures that are told apart by their own closures. A
+# function may be in its own closure.
+_MOST_DEPTH = 3
+
+
+def _function_id(function: Any, depth: int = 0) -> str:
     parts: list[str] = []
     while isinstance(function, functools.partial):
-        parts.append(repr([_plain(a) for a in function.args]))
-        parts.append(repr([(k, _plain(v)) for k, v in function.keywords.items()]))
+        parts.append(repr([_plain(a, depth) for a in function.args]))
+        parts.append(repr([(k, _plain(v, depth)) for k, v in function.keywords.items()]))
         function = function.func
     code: CodeType | None = getattr(function, "__code__", None)
     if code is None:
@@ -488,7 +493,7 @@ def _function_id(function: Any) -> str:
     closed += list(function.__defaults__ or ())
     keywords: dict[str, Any] = function.__kwdefaults__ or {}
     closed += list(keywords.values())
-    parts.append(repr([_plain(value) for value in closed]))
+    parts.append(repr([_plain(value, depth) for value in closed]))
     return "|".join(parts)
 
 
@@ -499,21 +504,41 @@ def _assigned_free_variables(code: CodeType) -> frozenset[str]:
     return frozenset(str(step.argval) for step in steps if step.opname == "STORE_DEREF")
 
 
-def _plain(value: Any) -> Any:
-    """Return a value whose text identifies the numbers and strings in a value of a closure."""
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value whose text identifies the numbers and strings in a value of a closure.
+
+    Lists, sets and dicts count by what they hold if that is numbers and strings alone. Others may
+    collect what the recipe makes, and count by their type.
+
+    Args:
+        value: The value.
+        depth: Functions around the value; functions count by their name alone below `_MOST_DEPTH`.
+    """
     item: Any = value
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_plain, item))
-    if isinstance(value, (set, frozenset)):
-        return sorted(repr(_plain(part)) for part in item)
-    if isinstance(value, dict):
-        return [(_plain(key), _plain(part)) for key, part in item.items()]
+    if isinstance(value, tuple):
+        return tuple(_plain(part, depth) for part in item)
+    if isinstance(value, (list, set, frozenset, dict)) and item:
+        parts: list[Any] = list(item.items() if isinstance(value, dict) else item)
+        if all(map(_is_plain, parts)):
+            texts = [repr(_plain(part)) for part in parts]
+            return type(item).__name__, sorted(texts) if isinstance(
+                value, (set, frozenset)
+            ) else texts
     if isinstance(value, _PLAIN):
         return item
     if isinstance(value, np.generic):
         return item.dtype.str, item.item()
+    if isinstance(value, (FunctionType, functools.partial)) and depth < _MOST_DEPTH:
+        return _function_id(item, depth + 1)
     name = getattr(item, "__qualname__", type(item).__qualname__)
     return f"{getattr(item, '__module__', '')}.{name}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a number, a string, or a tuple of such."""
+    if _is_tuple(value):
+        return all(map(_is_plain, value))
+    return isinstance(value, (*_PLAIN, np.generic))
 
 
 def _recipe_argument(state: State) -> Array:

@@ -158,6 +158,30 @@ def test_recipes_are_told_apart_by_numbers_in_containers(one: Any, other: Any) -
     assert first == again
 
 
+def test_recipes_are_told_apart_by_functions_in_their_closures() -> None:
+    def scaled(factor: int) -> Any:
+        return lambda array: array * factor
+
+    def stacked(make: Any) -> Any:
+        return lambda array: [make(part) for part in array]
+
+    first, second, again = (recipe_id("r", stacked(scaled(n))) for n in (2, 3, 2))
+    assert first != second
+    assert first == again
+    assert recipe_id("r", partial(stacked(scaled(2)))) != recipe_id("r", partial(stacked(len)))
+
+
+def test_a_list_that_collects_what_a_recipe_makes_does_not_change_its_id() -> None:
+    collected: list[object] = []
+
+    def made() -> Any:
+        return lambda array: collected.append(object())
+
+    first = recipe_id("r", made())
+    collected.append(object())
+    assert recipe_id("r", made()) == first
+
+
 def test_recipe_ids_do_not_depend_on_the_process() -> None:
     assert "0x" not in recipe_id("r", Counter())
 
