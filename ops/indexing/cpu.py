@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 
-from subgraph.dtypes import FLOATS, INTEGERS, UNSIGNED
+from subgraph.dtypes import FLOATS, HALF_FLOATS, INTEGERS, UNSIGNED
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
@@ -12,7 +14,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.operators.requirements import decoded
 from subgraph.ops.checks.cpu import emit_range_check
-from subgraph.ops.elementwise.cpu import cast_to
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes, emit_view
 from subgraph.ops.shared.strides import contiguous, normal_axis
@@ -141,14 +143,29 @@ def emit_gather_elements(
     low.emit(kernel, arguments, rows, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 
-def _reduction(node: Node, dtype: str) -> tuple[str, str]:
-    """Return the reduction and the dtype in which it computes ("": elements are only copied)."""
+def _reduction(node: Node, dtype: str) -> str:
+    """Return the reduction of a Scatter."""
     reduction = decoded(node.attrs.get("reduction", "none"))
-    if reduction == "none":
-        return reduction, ""
-    if dtype not in (*FLOATS, *INTEGERS):
+    if reduction != "none" and dtype not in (*FLOATS, *INTEGERS, *HALF_FLOATS):
         raise Unsupported(f"{node.op_type} with reduction {reduction} of {dtype}")
-    return reduction, dtype
+    return reduction
+
+
+@contextmanager
+def _scattered(
+    low: Lowering, reduction: str
+) -> Generator[tuple[Operand, Operand, Operand, Operand]]:
+    """Yield data, indices, updates and result of a Scatter; half precision is reduced in float32.
+
+    A sum in half precision would stop growing at a few hundreds or thousands of terms.
+    """
+    x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
+    if reduction == "none" or x.dtype not in HALF_FLOATS:
+        yield x, indices, updates, y
+        return
+    made = temporary(low, "float32", y.shape)
+    yield cast_to(low, x, "float32"), indices, cast_to(low, updates, "float32"), made
+    emit_cast(low, made, y)
 
 
 def _copy_data(low: Lowering, x: Operand, y: Operand) -> None:
@@ -160,23 +177,22 @@ def _copy_data(low: Lowering, x: Operand, y: Operand) -> None:
 @lowering("ScatterElements", "Scatter")
 def scatter_elements(node: Node, low: Lowering) -> None:
     """Scatter single elements along an axis of a copy of the data."""
-    x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
-    axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
-    reduction, computed = _reduction(node, x.dtype)
-    dtype = computed or _unsigned_dtype(x)
-    _copy_data(low, x, y)
-    if indices.size == 0 or y.size == 0:
-        return
-    kernel = Kernel(
-        "subgraph.ops.indexing.kernels",
-        "elements",
-        dtype=dtype,
-        index=indices.dtype,
-        scatter=True,
-        reduction=reduction,
-    )
-    arguments = _element_arguments(low, y, indices, updates, axis)
-    low.emit(kernel, arguments, 1, bytes=3 * updates.nbytes)
+    reduction = _reduction(node, low.input(0).dtype)
+    with _scattered(low, reduction) as (x, indices, updates, y):
+        axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
+        _copy_data(low, x, y)
+        if indices.size == 0 or y.size == 0:
+            return
+        kernel = Kernel(
+            "subgraph.ops.indexing.kernels",
+            "elements",
+            dtype=_unsigned_dtype(x) if reduction == "none" else x.dtype,
+            index=indices.dtype,
+            scatter=True,
+            reduction=reduction,
+        )
+        arguments = _element_arguments(low, y, indices, updates, axis)
+        low.emit(kernel, arguments, 1, bytes=3 * updates.nbytes)
 
 
 def _tuple_arguments(
@@ -228,24 +244,24 @@ def gather_nd(node: Node, low: Lowering) -> None:
 @lowering("ScatterND")
 def scatter_nd(node: Node, low: Lowering) -> None:
     """Scatter slices by index tuples into a copy of the data."""
-    x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
-    reduction, computed = _reduction(node, x.dtype)
-    dtype = computed or _unsigned_dtype(x)
-    _copy_data(low, x, y)
-    if updates.size == 0 or y.size == 0:
-        _require_no_indices(indices)
-        return
-    arguments = _tuple_arguments(low, y, indices, updates, 0)
-    by_vectors = dtype in ("float32", "float64") and reduction in ("add", "mul")
-    kernel = Kernel(
-        "subgraph.ops.indexing.kernels",
-        "nd",
-        dtype=dtype,
-        scatter=True,
-        reduction=reduction,
-        lanes=low.lanes(dtype) if by_vectors else 1,
-    )
-    low.emit(kernel, arguments, 1, bytes=2 * updates.nbytes)
+    reduction = _reduction(node, low.input(0).dtype)
+    with _scattered(low, reduction) as (x, indices, updates, y):
+        _copy_data(low, x, y)
+        if updates.size == 0 or y.size == 0:
+            _require_no_indices(indices)
+            return
+        dtype = _unsigned_dtype(x) if reduction == "none" else x.dtype
+        arguments = _tuple_arguments(low, y, indices, updates, 0)
+        by_vectors = dtype in ("float32", "float64") and reduction in ("add", "mul")
+        kernel = Kernel(
+            "subgraph.ops.indexing.kernels",
+            "nd",
+            dtype=dtype,
+            scatter=True,
+            reduction=reduction,
+            lanes=low.lanes(dtype) if by_vectors else 1,
+        )
+        low.emit(kernel, arguments, 1, bytes=2 * updates.nbytes)
 
 
 @lowering("TensorScatter")

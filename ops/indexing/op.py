@@ -27,6 +27,7 @@ from subgraph.operators.requirements import (
 from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
 from subgraph.ops.movement.operands import known_elements
+from subgraph.ops.shared.half_precision import in_float32
 from subgraph.ops.shared.strides import normal_axis
 
 _INDICES = ("int32", "int64")
@@ -328,7 +329,7 @@ def scattered_nd(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Compute ScatterND."""
     data, index, updates = inputs
     if node.attrs.get("reduction", "none") != "none":
-        return standard(node, inputs)
+        return in_float32(standard)(node, inputs)
     result: Array = data.copy()
     result[tuple(np.moveaxis(index, -1, 0))] = updates
     return [result]
@@ -338,7 +339,7 @@ def scattered_elements(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Compute ScatterElements, which opset 9 calls Scatter."""
     data, index, updates = inputs
     if node.attrs.get("reduction", "none") != "none":
-        return standard(node, inputs)
+        return in_float32(standard)(node, inputs)
     index_arrays = list(np.ix_(*(range(size) for size in index.shape)))
     index_arrays[int(node.attrs.get("axis", 0))] = index
     result: Array = data.copy()
