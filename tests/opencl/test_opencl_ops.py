@@ -324,13 +324,13 @@ def test_the_index_of_a_maximum_that_is_nan() -> None:
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_nan_and_half_floats_in_a_scatter(dtype: str, reduction: str) -> None:
-    """OPENCL combines no half floats; NaN of the data and of the updates stays."""
+    """Half floats are combined in float32; NaN of the data and of the updates stays."""
     values = np.array([1, np.nan, 2, -3], np.float32).astype(numpy_dtype(dtype))
     updates = np.array([5, 7, np.nan], np.float32).astype(numpy_dtype(dtype))
     arrays = [values, np.array([[0], [1], [2]]), updates]
     graph, given = graph_of("ScatterND", arrays=arrays, reduction=reduction, version=18)
     answer = core().query_model(graph, "OPENCL")
-    assert (answer.get("tried") == "OPENCL") == (dtype == "float32"), answer.reasons
+    assert answer.get("tried") == "OPENCL", answer.reasons
     wanted = core().compile_model(graph, "REFERENCE")(given)[0]
     found = core().compile_model(graph, "OPENCL")(given)[0]
     np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
