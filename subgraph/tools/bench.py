@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,10 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.dtypes import DTYPES
 from subgraph.errors import ConfigError, DeviceError
-from subgraph.graph.types import Array
+from subgraph.graph.result_arrays import is_array
+from subgraph.graph.types import Array, dtype_of
 from subgraph.system.registry import nearest
 
 # Runtimes that have an option to compute float32 models in bfloat16.
@@ -155,9 +158,8 @@ def measure(
     """
     check_peers(peers)
     with tempfile.TemporaryDirectory() as folder:
-        inputs = Path(folder) / "inputs.npz"
-        held: dict[str, Any] = dict(arrays)
-        np.savez(inputs, **held)
+        inputs = Path(folder) / "inputs.pickle"
+        inputs.write_bytes(pickle.dumps(dict(arrays)))
         workers: list[_Worker] = []
         try:
             for name in ("subgraph", *peers):
@@ -171,7 +173,7 @@ def measure(
                 worker.close()
     truth = results[1] if len(results) > 1 else results[0]
     return [
-        _summary(worker, taken, _difference(found, truth))
+        _summary(worker, taken, largest_difference(found, truth))
         for worker, taken, found in zip(workers, samples, results, strict=True)
     ]
 
@@ -184,11 +186,11 @@ def _start_worker(name: str, model: Path, threads: int, inputs: Path) -> _Worker
     return _Worker(f"{name} {chooser.ready['level']}", model, threads, inputs)
 
 
-def _results(worker: _Worker, folder: Path) -> list[Array]:
-    path = folder / f"{worker.runner}.npz"
+def _results(worker: _Worker, folder: Path) -> list[Any]:
+    path = folder / f"{worker.runner}.pickle"
     worker.send(save=str(path))
-    with np.load(path) as held:
-        return [held[key] for key in held]
+    results: list[Any] = pickle.loads(path.read_bytes())
+    return results
 
 
 def _interleaved_samples(
@@ -223,12 +225,22 @@ def _summary(worker: _Worker, taken: Sequence[tuple[float, float]], difference: 
     )
 
 
-def _difference(found: Sequence[Array], truth: Sequence[Array]) -> float:
+def largest_difference(found: Sequence[Any], truth: Sequence[Any]) -> float:
+    """Return the largest difference of numbers, relative to the largest of their output.
+
+    A NaN or infinity that only one of both has counts as an infinite difference.
+    """
     worst = 0.0
     for ours, theirs in zip(found, truth, strict=True):
-        if ours.size and ours.dtype.kind == "f":
-            scale = max(float(np.abs(theirs).max()), 1e-30)
-            worst = max(worst, float(np.abs(ours - theirs).max()) / scale)
+        if not (is_array(ours) and ours.size):
+            continue
+        if DTYPES[dtype_of(ours)].kind not in ("float", "int", "uint"):
+            continue
+        wide, true = ours.astype(np.float64), theirs.astype(np.float64)
+        same = (wide == true) | (np.isnan(wide) & np.isnan(true))
+        scale = max(float(np.abs(true).max(initial=0.0, where=np.isfinite(true))), 1e-30)
+        gaps = np.abs(wide[~same] - true[~same]) / scale
+        worst = max(worst, float(np.nan_to_num(gaps, nan=np.inf).max(initial=0.0)))
     return worst
 
 

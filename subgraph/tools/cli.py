@@ -427,7 +427,7 @@ def _add_model_commands(command: AddCommand) -> None:
     _inputs(sub)
     text = "run N times, and print the median time without the first run"
     sub.add_argument("--repeat", type=at_least(1), default=1, metavar="N", help=text)
-    sub.add_argument("--output", type=Path, metavar="DIR", help="write each result as .npy")
+    sub.add_argument("--output", type=Path, metavar="DIR", help="write each result as .npy, or .pb")
 
     sub = command("partition", partition)
     _model(sub)

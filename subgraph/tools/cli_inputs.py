@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import subgraph as sg
+from subgraph.dtypes import DTYPES
 from subgraph.errors import ConfigError, MissingInputError, ModelError, ShapeError
 from subgraph.graph.graph import Graph
 from subgraph.graph.types import Array, TensorType, numpy_dtype
@@ -188,7 +189,7 @@ def _random(value: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> 
         return rng.integers(0, 2, shape).astype(bool)
     if type_.dtype == "string":
         return np.full(shape, "text", dtype=object)
-    if dtype.kind in "iu":
+    if DTYPES[type_.dtype].kind in ("int", "uint"):
         # 0 and 1, because integers are often indices or tokens.
         return rng.integers(0, 2, shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)

@@ -13,6 +13,7 @@ import subgraph as sg
 from subgraph.errors import ModelError
 from subgraph.graph.result_arrays import is_array, is_list
 from subgraph.graph.types import Dim
+from subgraph.operators.protobuf import tensor_to_proto
 from subgraph.tools.cli_inputs import compiled_model
 from subgraph.tools.cli_output import Output, Row
 
@@ -84,6 +85,9 @@ def _file_names(names: Sequence[str]) -> list[str]:
 def write_results(folder: Path, results: Mapping[str, Any]) -> list[str]:
     """Write each result as a .npy file, those of a sequence as one for each item.
 
+    Arrays of a dtype that NumPy lacks, such as bfloat16, become .pb files with one TensorProto: a
+    .npy file would hold bytes without their dtype.
+
     Args:
         folder: Folder of the files; it is created if it does not exist.
         results: Arrays, or lists of arrays, by name of the output.
@@ -99,15 +103,25 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> list[str]:
     paths: list[str] = []
     for file, (name, result) in zip(_file_names(list(results)), results.items(), strict=True):
         several = is_list(result)
-        for position, item in enumerate(result if several else [result]):
-            path = folder / (f"{file}.{position}.npy" if several else f"{file}.npy")
+        items: list[Any] = result if several else [result]
+        ending = "pb" if any(map(_is_beyond_numpy, items)) else "npy"
+        for position, item in enumerate(items):
+            path = folder / (f"{file}.{position}.{ending}" if several else f"{file}.{ending}")
             _write_array(path, name, item)
-        paths.append(str(folder / (f"{file}.*.npy" if several else f"{file}.npy")))
+        paths.append(str(folder / (f"{file}.*.{ending}" if several else f"{file}.{ending}")))
     return paths
+
+
+def _is_beyond_numpy(item: Any) -> bool:
+    """Return whether an item of a result is an array of a dtype that ml_dtypes has defined."""
+    return is_array(item) and item.dtype.isbuiltin == 2
 
 
 def _write_array(path: Path, name: str, array: Any) -> None:
     if not is_array(array):
         raise ModelError(f"output {name!r} has a {type(array).__name__}, which no .npy file holds")
+    if path.suffix == ".pb":
+        path.write_bytes(tensor_to_proto(array, name).SerializeToString())
+        return
     # Strings are written with a fixed width, since Python objects would need pickle.
     np.save(path, array.astype(str) if array.dtype == object else array, allow_pickle=False)

@@ -16,6 +16,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import numpy_dtype
 from subgraph.operators.protobuf import tensor_to_proto
+from subgraph.tools import bench
 from subgraph.tools.cli import main, to_dot
 from subgraph.tools.cli_inputs import input_arrays, ports, read_array
 
@@ -160,6 +161,23 @@ def test_results_that_are_sequences_or_strings_are_written(
     shapes = [np.load(path).shape for path in sorted(tmp_path.glob("out/parts*.npy"))]
     assert shapes == [(3,), (2,)]
     assert np.load(tmp_path / "out" / f"{outputs[1].name}.npy").tolist() == ["text", "text"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"])
+def test_results_that_numpy_has_no_dtype_for_are_inputs_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, dtype: str
+) -> None:
+    x = sg.input("x", (3,), dtype)
+    sg.save(sg.Graph([x], [ops.Identity(x)]), tmp_path / "net.onnx")
+    (row,) = run_json(capsys, "run", tmp_path / "net.onnx", "--output", tmp_path / "a")["results"]
+    again = run_json(
+        capsys,
+        *("run", tmp_path / "net.onnx", "--input", f"x={row['file']}"),
+        *("--output", tmp_path / "b"),
+    )
+    first, second = read_array(Path(row["file"])), read_array(Path(again["results"][0]["file"]))
+    assert first.dtype == second.dtype == numpy_dtype(dtype)
+    assert first.tobytes() == second.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool"])
@@ -460,6 +478,33 @@ def test_bench_measures_ourselves_and_a_peer(capsys: pytest.CaptureFixture[str])
     answer = run_json(capsys, "bench", DIGITS, "--vs", "onnxruntime", "--seconds", "0.1")
     assert [row["runner"] for row in answer["rows"]] == ["subgraph", "onnxruntime"]
     assert answer["rows"][0]["difference"] < 1e-4
+
+
+def test_bench_takes_inputs_that_no_npz_file_holds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x, words = sg.input("x", (3,), "bfloat16"), sg.input("words", (2,), "string")
+    sg.save(sg.Graph([x, words], [ops.Identity(x), ops.Identity(words)]), tmp_path / "net.onnx")
+    (row,) = run_json(capsys, "bench", tmp_path / "net.onnx", "--seconds", "0.01")["rows"]
+    assert row["difference"] == 0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "dtype", "difference"),
+    [
+        ([1.0, 2.0], [1.0, 4.0], "bfloat16", 0.5),
+        ([1.0, 2.0], [1.0, 4.0], "float8_e5m2", 0.5),
+        ([1, 2], [1, 4], "int4", 0.5),
+        ([1.0, np.nan], [1.0, 4.0], "float32", np.inf),
+        ([1.0, np.nan, np.inf], [1.0, np.nan, np.inf], "float32", 0),
+        ([], [], "float32", 0),
+    ],
+)
+def test_bench_compares_results_of_each_dtype(
+    ours: list[float], theirs: list[float], dtype: str, difference: float
+) -> None:
+    found, truth = (np.array(a).astype(numpy_dtype(dtype)) for a in (ours, theirs))
+    assert bench.largest_difference([found], [truth]) == difference
 
 
 def test_an_input_file_that_is_no_array(tmp_path: Path) -> None:
