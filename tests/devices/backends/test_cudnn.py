@@ -140,6 +140,24 @@ def test_terms_of_a_normalization_follow_the_batch(core: sg.Core) -> None:
 
 
 @needs_package
+def test_memory_of_sizes_that_are_not_run_any_more_is_freed() -> None:
+    core, device = sg.Core(), NumpyCudnn()
+    core.register_device("NUMPY", device)
+    x = sg.input("x", ("N", 3, 2, 2))
+    terms = [sg.parameter(f"w{k}", floats(3) + 2) for k in range(4)]
+    graph = sg.Graph([x], [ops.BatchNormalization(x, *terms, outputs=1)], "normalized")
+    model = core.compile_model(graph, "NUMPY", {"RUNTIME_FALLBACK": False})
+    reference = sg.compile_model(graph, "REFERENCE")
+    assert device.card is not None
+    held: list[int] = []
+    for rows in (*range(1, 60), 3):
+        given = floats(rows, 3, 2, 2)
+        np.testing.assert_allclose(model(given)[0], reference(given)[0], rtol=1e-4, atol=1e-5)
+        held.append(len(device.card.runtime.held))
+    assert max(held) <= held[30] + 2
+
+
+@needs_package
 def test_the_kit(core: sg.Core) -> None:
     report = sg.testing.check_device("NUMPY", core=core, max_examples=4)
     assert set(report.passed) == set(sg.testing.DEVICE_CHECKS)
@@ -161,13 +179,13 @@ def test_plans_for_a_described_card() -> None:
     described_card()
     model, device = planned(residual(), {"PRECISION": "f32", "WEIGHTS": "inputs"})
     assert model.inputs == ["x"]
-    program = model.program(((3, 4, 6, 6),))
+    program = model.program(((3, 4, 6, 6),)).steps
     kinds = [step.kind.partition(" ")[0] for step, _ in program]
     assert kinds == ["Conv", "Conv", "Add", "Relu", "Flatten", "Gemm"]
     assert [kernel is None for _, kernel in program] == [kind == "Flatten" for kind in kinds]
     again, _ = planned(residual(), {})
     again.planner = device.planner
-    assert [kernel for _, kernel in again.program(((3, 4, 6, 6),))] == [k for _, k in program]
+    assert [kernel for _, kernel in again.program(((3, 4, 6, 6),)).steps] == [k for _, k in program]
 
 
 def test_refusals() -> None:
