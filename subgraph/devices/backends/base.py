@@ -94,8 +94,9 @@ class Backend(Device):
         requirement: Requirement for pip, such as "onnxruntime >= 1.22".
         title: Name of the library in messages.
         dtypes: Dtypes of tensors that the library computes as ONNX defines them.
-        checks_operands: Whether the library checks sizes and indices itself at every run. If not,
-            they are checked before, and nodes for which that is impossible are refused.
+        checks_operands: Whether the library checks sizes and indices itself at every run, with all
+            options (`trusts`). If not, they are checked before, and nodes for which that is
+            impossible are refused.
         empty_tensors: Whether the library runs on inputs without elements; if not, the default
             executor makes such runs.
         passes_weights: Whether weights may be inputs of the library's model.
@@ -140,6 +141,13 @@ class Backend(Device):
         """Return why a node must not run on the library even if it compiles; "" if it may."""
         return ""
 
+    def trusts(self, options: Any) -> bool:
+        """Return whether the library checks operands itself with these options.
+
+        The default is ``checks_operands``; a child overrides it if that depends on an option.
+        """
+        return self.checks_operands
+
     # ------------------------------------------------------------------ called by Device
 
     def load(self) -> Any:
@@ -167,7 +175,7 @@ class Backend(Device):
     def _prepare(self, graph: Graph, options: Any) -> PreparedGraph:
         """Ask the library about all nodes together first, and about each alone if it refuses."""
         graph = self._transformed(graph, options)
-        refused = {n.name: text for n in graph.nodes if (text := self._static_refusal(n))}
+        refused = {n.name: text for n in graph.nodes if (text := self._static_refusal(n, options))}
         nodes = [n for n in graph.nodes if n.name not in refused and not self._own_op_reason(n)]
         piece = Cutter(graph).cut_out(nodes, graph.name) if len(nodes) > 1 else None
         try:
@@ -181,7 +189,7 @@ class Backend(Device):
                 self._answers[_key(model, options)] = ""
             elif text := self._answer(model, options):
                 refused[node.name] = text
-        if not self.checks_operands:
+        if not self.trusts(options):
             for node in nodes:
                 computed = computed_elements(node) if node.name not in refused else ()
                 refused.update(
@@ -193,15 +201,17 @@ class Backend(Device):
 
     def supports(self, node: Node, options: Any) -> bool | Reject:
         """Return whether the library compiles a model of this node alone, or its reason."""
-        reason = self._static_refusal(node) or self._answer(_single_node_model(node), options)
-        if not reason and not self.checks_operands:
+        reason = self._static_refusal(node, options) or self._answer(
+            _single_node_model(node), options
+        )
+        if not reason and not self.trusts(options):
             reason = next(map(self._unchecked, computed_elements(node)), "")
         return Reject(reason) if reason else True
 
     def _unchecked(self, value: Value) -> str:
         return f"{self.title} does not check the elements of {value.name!r}, which a node computes"
 
-    def _static_refusal(self, node: Node) -> str:
+    def _static_refusal(self, node: Node, options: Any) -> str:
         """Return why a node is refused without asking the library; "" if it has to be asked."""
         for value in (*node.sources, *node.outputs):
             type_ = value.type
@@ -215,7 +225,7 @@ class Backend(Device):
             return "random numbers are drawn by Subgraph, so that a seed gives the same ones"
         if pools_nothing(node):
             return f"{self.title} is not asked for a {node.op_type} of an input without pixels"
-        if not self.checks_operands:
+        if not self.trusts(options):
             if node.bodies or node.domain:
                 return f"{self.title} does not check the sizes and indices in {node.op_type}"
             if has_computed_sizes(node):
@@ -365,7 +375,7 @@ class _BackendSession(Session):
         self._fixed = [_fixed_type(v.type) if known else None for v in op.subgraph.outputs]
         self._no_targets: list[Array | None] = [None] * len(self._fixed)
         self._default: Session = DefaultSubgraphOp(op.subgraph).session()
-        trusted = op.backend.checks_operands
+        trusted = op.backend.trusts(op.options)
         self._operands = None if trusted else OperandChecks(op.subgraph)
         self._runs_empty = op.backend.empty_tensors
         self._inputs = op.inputs

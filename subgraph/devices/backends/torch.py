@@ -36,7 +36,6 @@ class TorchDevice(Backend):
     module = "torch"
     requirement = "torch >= 2.4"
     title = "PyTorch"
-    checks_operands = True
     empty_tensors = False
     writes_outputs = False
     dtypes = frozenset(("float32", "float64", "int32", "int64", "bool"))
@@ -49,6 +48,15 @@ class TorchDevice(Backend):
         if node.op_type in ("Erf", "ReduceL2", "ReduceMean") and not dtype.startswith("float"):
             return f"{node.op_type} of {dtype} is not translated to {self.title}"
         return ""
+
+    def trusts(self, options: Any) -> bool:
+        """Return whether PyTorch checks operands: only on the processor.
+
+        An index out of range on a card ends the kernel by an assertion, after which the process
+        can no longer use the card.
+        """
+        device: str = options.DEVICE
+        return device.partition(":")[0] == "cpu"
 
     def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
         """Return the model as a sequence of PyTorch's functions.

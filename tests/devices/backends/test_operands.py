@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends.operand_checks import OperandChecks
+from subgraph.devices.backends.torch import TorchDevice
 from subgraph.graph.types import Array
-from tests.support.backends import PACKAGES, installed
+from tests.support.backends import PACKAGES, installed, no_package
 
 INSTALLED = installed(*PACKAGES)
 
@@ -71,6 +73,43 @@ def test_operands_that_do_not_fit_are_refused(name: str, device: str) -> None:
     with pytest.raises(sg.ShapeError):
         model(wrong)
     np.testing.assert_allclose(model(good)[0], expected, rtol=1e-5)
+
+
+class _Card(TorchDevice):
+    """TORCH that runs on the processor what it is told to run on a card."""
+
+    def compile_library_model(self, model: bytes, options: Any) -> Any:
+        return super().compile_library_model(model, attrs.evolve(options, DEVICE="cpu"))
+
+
+@pytest.mark.skipif(bool(no_package("TORCH")), reason=no_package("TORCH"))
+@pytest.mark.parametrize("where", ["cuda", "cuda:1", "cpu", "cpu:0"])
+def test_pytorch_on_a_card_gets_checked_operands(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index out of range would end the kernel, and with it all use of the card."""
+    checked: list[int] = []
+    check = OperandChecks.check
+
+    def counted(self: OperandChecks, inputs: Any) -> bool:
+        checked.append(1)
+        return check(self, inputs)
+
+    monkeypatch.setattr(OperandChecks, "check", counted)
+    core = sg.Core()
+    core.register_device("CARD", _Card)
+    on_card = where.startswith("cuda")
+    build, good, wrong = CASES["indices of a Gather"]
+    inputs = _inputs(**good)
+    model = core.compile_model(sg.Graph(inputs, [build(*inputs)]), "CARD", {"DEVICE": where})
+    model(good)
+    assert bool(checked) is on_card
+    with pytest.raises(sg.ShapeError):
+        model(wrong)
+    x, table = sg.input("x", (3, 4)), sg.input("table", (4, 5))
+    computed = sg.Graph([x, table], [ops.Gather(table, ops.Cast(x, to="int64"))])
+    taken = core.query_model(computed, "CARD", {"DEVICE": where})
+    assert len(taken) == (1 if on_card else 2)
 
 
 @pytest.mark.parametrize("device", INSTALLED)
