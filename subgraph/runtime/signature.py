@@ -11,6 +11,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
+from subgraph.dtypes import DTYPES
 from subgraph.errors import MissingInputError, OutputIndexError, ShapeError
 from subgraph.graph.graph import Value
 from subgraph.graph.parameters import Parameter
@@ -21,6 +22,7 @@ from subgraph.graph.types import (
     Shape,
     TensorType,
     ValueType,
+    canonical_dtype,
     dtype_of,
     numpy_dtype,
 )
@@ -160,6 +162,7 @@ class Signature:
             numpy_dtype(p.type.dtype) if isinstance(p.type, TensorType) else None
             for p in self.inputs
         ]
+        self._texts = [k for k, dtype in enumerate(self._dtypes) if dtype and dtype.kind == "O"]
         self._accepted: set[tuple[Any, ...]] = set()
         self._latest: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []  # accepted last
 
@@ -185,7 +188,7 @@ class Signature:
             if type(item) is not np.ndarray or item.dtype is not dtype or item.shape != shape:
                 break
         else:
-            if latest:
+            if latest and not (self._texts and self._holds_bytes(items)):
                 return items
         key: list[Any] = []
         for item in items:
@@ -193,10 +196,14 @@ class Signature:
                 return self._convert(items)
             key.append(item.shape)
             key.append(item.dtype)
-        if tuple(key) not in self._accepted:
+        if tuple(key) not in self._accepted or self._holds_bytes(items):
             return self._convert(items)
         self._latest = [(k, item.shape, item.dtype) for k, item in enumerate(items)]
         return items
+
+    def _holds_bytes(self, items: Sequence[Any]) -> bool:
+        """Return whether an item, of those for inputs of strings, is an object array of bytes."""
+        return any(_is_of_bytes(items[k]) for k in self._texts)
 
     def _ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         if len(args) == 1 and not named:
@@ -320,12 +327,12 @@ def _converted(port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:
     if dtype is None:
         return _of_other_type(port, item)
     array = as_array(item, dtype, port)
-    if array.dtype == dtype:
+    if array.dtype == dtype and not _is_of_bytes(array):
         return array
     # Kernels read numbers in the byte order of the machine.
-    if array.dtype.newbyteorder("=") == dtype:
+    if array.dtype != object and array.dtype.newbyteorder("=") == dtype:
         return array.astype(dtype)  # from the other byte order
-    if dtype.kind == "O" and array.dtype.kind in "UST":
+    if dtype.kind == "O" and array.dtype.kind in "OUST":
         try:
             return _text(array)
         except UnicodeDecodeError as error:
@@ -338,8 +345,16 @@ def _converted(port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:
 
 def _text(array: Array) -> Array:
     """Return an array of text with str objects; bytes are UTF-8, as in ONNX files."""
+    if array.dtype == object:
+        parts = [part.decode() if isinstance(part, bytes) else part for part in array.ravel()]
+        return np.array(parts, object).reshape(array.shape)
     text = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
     return text.astype(object)
+
+
+def _is_of_bytes(array: Array) -> bool:
+    """Return whether an array is an object array of bytes, by its first element alone."""
+    return array.dtype == object and array.size > 0 and isinstance(array.flat[0], bytes)
 
 
 def _of_other_type(port: Port, item: Any) -> Any:
@@ -413,14 +428,20 @@ def _is(item: Any, *types: type) -> bool:
 
 def _from_python(item: Any, dtype: np.dtype[Any]) -> Array:
     array = np.asarray(item)
-    kinds = {"b": "biufcV", "i": "iufcV", "u": "iufcV", "f": "fcV", "c": "c", "U": "O", "S": "O"}
-    if array.dtype != object and dtype.kind not in kinds.get(array.dtype.kind, ""):
+    # The kind of the dtype's element type, since that of NumPy's dtype is V for bfloat16 and int4.
+    kind = DTYPES[canonical_dtype(dtype)].kind
+    kinds = {"i": ("int", "uint", "float", "complex"), "f": ("float", "complex")}
+    kinds |= {"u": kinds["i"], "b": ("bool", *kinds["i"]), "c": ("complex",)}
+    kinds |= {"U": ("string",), "S": ("string",)}
+    if array.dtype != object and kind not in kinds.get(array.dtype.kind, ()):
         # An empty list has NumPy's default dtype, float64, which says nothing about its elements.
         if array.size == 0:
             return array.astype(dtype)
         raise TypeError(f"values of kind {array.dtype.name} would change as {dtype.name}")
     converted = _text(array) if array.dtype.kind == "S" else array.astype(dtype)
-    # `astype` wraps integers that do not fit without an error.
-    if dtype.kind in "iu" and not np.array_equal(converted, array):
-        raise OverflowError(f"a value does not fit {dtype.name}")
+    if kind in ("int", "uint"):
+        # `astype` wraps integers that do not fit without an error.
+        wide = converted.astype(np.int8) if DTYPES[canonical_dtype(dtype)].bits < 8 else converted
+        if not np.array_equal(wide, array):
+            raise OverflowError(f"a value does not fit {dtype.name}")
     return converted

@@ -148,8 +148,14 @@ WORDS = np.array(["ab", "żó"])
 
 @pytest.mark.parametrize(
     "given",
-    [WORDS, WORDS.astype(object), np.char.encode(WORDS, "utf-8"), [w.encode() for w in WORDS]],
-    ids=["text", "objects", "bytes", "list of bytes"],
+    [
+        WORDS,
+        WORDS.astype(object),
+        np.char.encode(WORDS, "utf-8"),
+        [w.encode() for w in WORDS],
+        np.char.encode(WORDS, "utf-8").astype(object),
+    ],
+    ids=["text", "objects", "bytes", "list of bytes", "objects of bytes"],
 )
 @pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
 def test_strings_may_be_text_or_bytes_in_utf_8(given: Any, device: str) -> None:
@@ -158,14 +164,41 @@ def test_strings_may_be_text_or_bytes_in_utf_8(given: Any, device: str) -> None:
     node = sg.Node("LabelEncoder", [words], domain="ai.onnx.ml", version=2, attrs=codes)
     model = sg.compile_model(sg.Graph([words], node.outputs), device)
     assert model({"words": given})[0].tolist() == [1, 2]
+    assert model({"words": WORDS.astype(object)})[0].tolist() == [1, 2]
+    assert model({"words": given})[0].tolist() == [1, 2]  # after the same shape and dtype
     with pytest.raises(sg.ShapeError, match="words"):
         model(np.array([b"ab", b"\xff"]))
 
 
 def test_items_of_a_sequence_are_converted_like_other_inputs() -> None:
-    for dtype, given in (("string", WORDS), ("float32", np.array([1, 2], ">f4"))):
+    texts = ("string", WORDS), ("string", np.char.encode(WORDS, "utf-8").astype(object))
+    for dtype, given in (*texts, ("float32", np.array([1, 2], ">f4"))):
         items = sg.Value("items", sg.SequenceType(sg.TensorType(dtype, (2,))))
         graph = sg.Graph([items], [ops.SequenceAt(items, np.array(0))])
         found = sg.compile_model(graph, "REFERENCE")({"items": [given]})[0]
-        assert found.tolist() == given.tolist()
+        assert found.tolist() == (WORDS if dtype == "string" else given).tolist()
         assert found.dtype == {"string": np.dtype(object), "float32": np.dtype("f4")}[dtype]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "reason"),
+    [
+        ("int4", [1.5, 2], "would change"),
+        ("int4", [100, 2], "does not fit"),
+        ("uint4", [-1, 2], "does not fit"),
+        ("int8", [1.5, 2], "would change"),
+        ("int4", [-8, 7], ""),
+        ("bfloat16", [1.5, 2], ""),
+        ("float8_e5m2", [1, 2], ""),
+    ],
+)
+def test_numbers_of_python_for_dtypes_that_numpy_lacks(
+    dtype: str, given: list[float], reason: str
+) -> None:
+    x = sg.input("x", (2,), dtype)
+    model = sg.compile_model(sg.Graph([x], [ops.Identity(x)]), "REFERENCE")
+    if not reason:
+        assert model({"x": given})[0].astype(float).tolist() == given
+        return
+    with pytest.raises(sg.ShapeError, match=reason):
+        model({"x": given})
