@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from subgraph.devices.default_core import compile_model
+from subgraph.dtypes import DTYPES
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
 from subgraph.onnx_format.file import load
@@ -334,7 +335,7 @@ def other_weights(graph: Graph) -> Generator[None]:
     """Scale the float parameters by 0.75 until the block ends."""
     # Scaled by 0.75, weights keep their signs: a variance stays positive. Integer weights are often
     # shapes or indices and stay as they are.
-    kept = {p: p.array for p in graph.parameters.values() if p.type.dtype.startswith("float")}
+    kept = {p: p.array for p in graph.parameters.values() if DTYPES[p.type.dtype].kind == "float"}
     for parameter, array in kept.items():
         parameter.assign((array * 0.75).astype(array.dtype))
     try:

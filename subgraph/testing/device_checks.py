@@ -17,6 +17,7 @@ import numpy as np
 from subgraph.devices.core import Core
 from subgraph.devices.default_core import default_core
 from subgraph.devices.device import Device, class_name
+from subgraph.dtypes import DTYPES
 from subgraph.errors import (
     BlobError,
     ConfigError,
@@ -227,7 +228,7 @@ def _weights(dut: DeviceUnderTest) -> None:
         region = dut.compile(graph, dut.with_reference)
         request = model.create_infer_request()
         kept = {parameter: parameter.array for parameter in graph.parameters.values()}
-        floats = [p for p, a in kept.items() if a.dtype.kind == "f"]
+        floats = [p for p in kept if DTYPES[p.type.dtype].kind == "float"]
         try:
             # The scale 0.5 returns: a device must not find the earlier weights again by mistake,
             # nor miss them.
@@ -235,7 +236,8 @@ def _weights(dut: DeviceUnderTest) -> None:
                 if scale is not None:
                     with transaction():
                         for parameter in floats:
-                            parameter.assign((kept[parameter] * scale).astype(parameter.type.dtype))
+                            scaled = kept[parameter] * scale
+                            parameter.assign(scaled.astype(kept[parameter].dtype))
                 when = "with the first weights" if scale is None else "after weights were changed"
                 dut.run(model, graph, when)
                 dut.run(request.infer, graph, f"{when}, in a request made before")

@@ -14,10 +14,12 @@ from hypothesis import HealthCheck, given, settings
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.graph import copy_node, copy_value
+from subgraph.graph.types import numpy_dtype
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.record import KEY
 from subgraph.partition.replace import Cut, Cutter, replace_regions
 from subgraph.testing import check_partition, feeds, graphs, selectors, topologies
+from subgraph.testing.checks import other_weights
 from subgraph.testing.graph_templates import TEMPLATES
 from tests.support.small_network import ladder
 
@@ -202,6 +204,17 @@ def test_recipes_print_and_repeat() -> None:
         assert one == two
 
     draw()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2"])
+def test_weights_of_every_float_are_changed(dtype: str) -> None:
+    value = sg.parameter("w", np.ones(2).astype(numpy_dtype(dtype)))
+    parameter = value.parameter
+    assert parameter is not None
+    with other_weights(sg.Graph([], [ops.Identity(value)])):
+        assert parameter.array.dtype == numpy_dtype(dtype)
+        assert parameter.array.astype(float).tolist() == [0.75, 0.75]
+    assert parameter.array.astype(float).tolist() == [1, 1]
 
 
 def test_the_public_names() -> None:
