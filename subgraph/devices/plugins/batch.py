@@ -332,7 +332,8 @@ class _Batches:
             self._check(found, whole)
             self._is_checked = True
             return whole
-        return found
+        # Another request may have shown meanwhile that rows depend on each other.
+        return self._call(inputs) if self._is_whole else found
 
     def _run(self, mine: _Waiting) -> Sequence[Any]:
         """Run a request of at most the rows of a part, alone or with others."""
@@ -389,7 +390,8 @@ class _Batches:
         """Move waiting runs that fit into the batch of its first run."""
         (first,) = batch
         rows = first.rows
-        for other in list(self._waiting) if first.key is not None else ():
+        may_join = first.key is not None and not self._is_whole
+        for other in list(self._waiting) if may_join else ():
             if other.key == first.key and rows + other.rows <= self._size:
                 self._waiting.remove(other)
                 batch.append(other)
@@ -413,7 +415,8 @@ class _Batches:
             except Exception as error:
                 # One of them may be wrong, whose error the others must not get.
                 _log.info("a batch of %d runs failed; they run alone: %s", len(batch), error)
-        if joined is not None and self._is_checked:
+        # `_is_whole` is set before `_is_checked`: another batch may find it out at any time.
+        if joined is not None and self._is_checked and not self._is_whole:
             for run, results in zip(batch, joined, strict=True):
                 run.results = results
             return

@@ -257,6 +257,27 @@ def test_rows_that_depend_on_each_other(slow: Slow, caplog: pytest.LogCaptureFix
     assert slow.rows == [1]
 
 
+def test_requests_that_wait_while_rows_turn_out_to_depend(slow: Slow) -> None:
+    """They had joined the queue before; later batches of it ran together, unchecked."""
+    x = sg.input("x", shape=("N", 4))
+    model = compiled(slow, sg.Graph([x], [ops.Softmax(x, axis=0)]))
+    for request in started(model, slow, rows_of(*range(12))):
+        np.testing.assert_allclose(result(request), np.ones((1, 4)))
+    assert slow.rows == [1, 8, *[1] * 11]
+
+
+def test_parts_of_a_request_while_rows_turn_out_to_depend(slow: Slow) -> None:
+    x = sg.input("x", shape=("N", 4))
+    model = compiled(slow, sg.Graph([x], [ops.Softmax(x, axis=0)]), 2)
+    array = np.ones((4, 4), np.float32)
+
+    def other_request_ends(_: Any) -> None:
+        model._batches._is_whole = model._batches._is_checked = True
+
+    slow.before = other_request_ends
+    np.testing.assert_allclose(model(array)[0], array / 4)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64"])
 def test_rounding_is_no_dependence_of_rows(dtype: str) -> None:
     alone = np.arange(1, 9).astype(numpy_dtype(dtype))
