@@ -12,6 +12,7 @@ from subgraph.graph.types import Array
 
 _rng = np.random.default_rng(0)
 _SCALE = np.array(0.02, np.float32)
+_LONGEST = 40  # letters of an attribute in a label
 
 
 @attrs.frozen
@@ -35,6 +36,7 @@ class Case:
         attributes: Its attributes.
         outputs: Number of outputs.
         opset: Operator set of the model.
+        domain: Domain of the operator; "" is ONNX's own.
     """
 
     operator: str
@@ -42,6 +44,7 @@ class Case:
     attributes: dict[str, Any]
     outputs: int = 1
     opset: int = 21
+    domain: str = ""
 
     @property
     def label(self) -> str:
@@ -57,7 +60,7 @@ class Case:
                 shape = "x".join(map(str, array.shape)) or "scalar"
                 kind = "" if array.dtype == np.float32 else f" {array.dtype.name}"
                 parts.append(f"{'=' if isinstance(value, Fixed) else ''}{shape}{kind}")
-        options = [f"{name}={value}" for name, value in self.attributes.items()]
+        options = [f"{name}={str(value)[:_LONGEST]}" for name, value in self.attributes.items()]
         return f"{self.operator} {', '.join(parts)} {' '.join(options)}".strip()
 
 
@@ -366,10 +369,63 @@ def quantised() -> Iterator[Case]:
     yield case("QLinearConv", *given, pads=[1] * 4)
 
 
+def rare() -> Iterator[Case]:
+    """Operators that few networks have, which therefore no other benchmark times."""
+    image = f(1, 64, 32, 32)
+    offsets, masks = f(1, 18, 32, 32) / 2, abs(f(1, 9, 32, 32))
+    pads: dict[str, Any] = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    yield case("DeformConv", image, weight(64, 64, 3, 3), offsets, None, masks, **pads)
+    yield case("Col2Im", f(1, 576, 3136), fixed(56, 56), fixed(3, 3), pads=[1, 1, 1, 1])
+    yield case("Hardmax", f(64, 4096))
+    yield case("BitShift", i(200, 64, 4096, dtype="uint32"), number(3, "uint32"), direction="RIGHT")
+    yield case("Det", f(256, 4, 4), opset=13)
+    yield case("DFT", f(16, 400, 1), axis=1, onesided=1, opset=17)
+    yield case("STFT", f(1, 16000, 1), number(160, "int64"), Fixed(f(400)), opset=17)
+    boxes = np.abs(f(1, 2000, 4)) * 100
+    boxes[..., 2:] += boxes[..., :2]
+    limits = fixed(100), Fixed(np.array([0.5], np.float32)), Fixed(np.array([0.7], np.float32))
+    yield case("NonMaxSuppression", boxes, abs(f(1, 80, 2000)) / 3, *limits)
+    words = [*range(500)]
+    form: dict[str, Any] = {"pool_int64s": words, "ngram_indexes": words, "ngram_counts": [0]}
+    form |= {"min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0, "mode": "TF"}
+    yield case("TfIdfVectorizer", i(500, 64, 200, dtype="int32"), **form)
+
+
+def contributed() -> Iterator[Case]:
+    """Operators of ONNX Runtime in decoders."""
+
+    def of(operator: str, *inputs: Array | Fixed | None, outputs: int = 1, **form: Any) -> Case:
+        return Case(operator, inputs, form, outputs, 21, "com.microsoft")
+
+    def bytes_(*shape: int) -> Fixed:
+        return Fixed(i(256, *shape, dtype="uint8"))
+
+    table = bytes_(32000, 1024), i(32000, 1, 128), weight(32000, 64)
+    yield of("GatherBlockQuantized", *table, block_size=32, quantize_axis=1)
+    for rows in (1, 128):
+        heads: dict[str, Any] = {"q_num_heads": 16, "kv_num_heads": 16}
+        tokens = [f(1, rows, 2048) / 11 for _ in range(3)]
+        gates = -abs(f(1, rows, 16)), np.tanh(abs(f(1, rows, 16)))
+        state = f(1, 16, 128, 128)
+        yield of("LinearAttention", *tokens, state, *gates, outputs=2, **heads)
+        steps = f(1, 4096, rows), weight(4096, 1, 4), None, f(1, 4096, 3)
+        yield of("CausalConvWithState", *steps, outputs=2, activation="silu")
+        yield of("GatedRMSNorm", f(1, rows, 2048), weight(128), f(1, rows, 2048))
+        form: dict[str, Any] = {"K": 2048, "N": 2048, "bits": 4, "block_size": 32}
+        for level in (0, 4):
+            parts = f(rows, 2048), bytes_(2048, 64, 16), weight(2048, 64)
+            yield of("MatMulNBits", *parts, accuracy_level=level, **form)
+            experts = bytes_(16, 1024, 256), Fixed(abs(f(16, 1024, 16)) / 100), None
+            back = bytes_(16, 512, 512), Fixed(abs(f(16, 512, 32)) / 100), None
+            more: dict[str, Any] = {"k": 4, "block_size": 32, "accuracy_level": level}
+            router = f(rows, 16)
+            yield of("QMoE", f(rows, 512), router, *experts, *back, weights_prepacked=0, **more)
+
+
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     function.__name__: function
     for function in (
         *(unary, binary, reductions, movement, indexing, windows, normalisations),
-        *(products, convolutions, quantised),
+        *(products, convolutions, quantised, rare, contributed),
     )
 }

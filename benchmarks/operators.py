@@ -71,10 +71,13 @@ def model_of(case: Case) -> tuple[bytes, dict[str, Array]]:
             inputs.append(helper.make_tensor_value_info(name, kind, value.shape))
             feed[name] = value
     outputs = [f"y{place}" for place in range(case.outputs)]
-    node = helper.make_node(case.operator, names, outputs, **case.attributes)
+    node = helper.make_node(case.operator, names, outputs, domain=case.domain, **case.attributes)
     made = [onnx.ValueInfoProto(name=name) for name in outputs]
     graph = helper.make_graph([node], "operator", inputs, made, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset)])
+    imports = {"": case.opset, case.domain: case.opset if not case.domain else 1}
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid(*each) for each in imports.items()]
+    )
     model.ir_version = 10
     return onnx.shape_inference.infer_shapes(model).SerializeToString(), feed
 
