@@ -110,9 +110,13 @@ def attend(
         size = call.size(key, 3)
         shape = call.constant([0, 0, heads[0], size], "int64")
         query = call.Transpose(call.Reshape(query, shape), perm=(0, 2, 1, 3))
-        out = call.Attention(
-            query, key, value, mask, *past, **attributes, outputs=3, requires=requires
-        )
+        # Without cached ones, all keys and values are the new ones, which need no copy.
+        out: list[Any] = [None, key, value]
+        operands = (query, key, value, mask, *past)
+        if past[0] is None:
+            out[0] = call.Attention(*operands, **attributes, requires=requires)
+        else:
+            out = list(call.Attention(*operands, **attributes, outputs=3, requires=requires))
         last = call.shape(value)[3]
         # Reshape cannot compute a size (-1) if another dimension is empty.
         hidden = heads[0] * last if isinstance(last, int) else -1

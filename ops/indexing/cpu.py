@@ -169,8 +169,12 @@ def _scattered(
 
 
 def _copy_data(low: Lowering, x: Operand, y: Operand) -> None:
-    """Emit the copy of the data to the output, into which updates are then scattered."""
+    """Emit the copy of the data to the output, into which updates are then scattered.
+
+    The output may overwrite data that no later step reads, which then need no copy.
+    """
     steps = contiguous(x.shape)
+    low.in_place(y, x)
     emit_copy(low, x, y, x.shape, steps, steps, item=element_bytes(x))
 
 

@@ -99,6 +99,8 @@ def copy(*, item: int, kind: str) -> Callable[..., None]:
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         source, target = a.source + a.source_offset, a.target + a.target_offset
+        if source == target:  # the planner has placed the output in the memory of the input
+            return
         size, block, rows, row_block = a.row_size, a.row_block, a.rows, a.rows_block
         from_row, to_row = a.source_row, a.target_row
         from_step, to_step = a.source_step, a.target_step

@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import subgraph as sg
 from subgraph import ops
+from subgraph.engine.planner.plan import make_plan
+from subgraph.engine.planner.plan_types import PlanOptions
+from subgraph.graph.types import TensorType
 from tests.support.agreement import assert_kernels_agree, result_of
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
@@ -68,3 +72,40 @@ def test_rows_into_a_cache(
         arrays.append(rng.integers(0, last + 1, shape[0]))
     attrs: dict[str, Any] = {"mode": mode or "linear"}
     assert_kernels_agree(lambda *v: ops.TensorScatter(*v, axis=axis, **attrs), *arrays)
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+@pytest.mark.parametrize("read", ["nowhere", "as an output", "as updates", "later"])
+def test_data_that_no_step_reads_later_is_overwritten(read: str, device: str) -> None:
+    """The output of a scatter may take the memory of its data, but only then."""
+    rng = np.random.default_rng(0)
+    x, new = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, 40, 8), (2, 3, 1, 8)))
+    places = np.array([5, 39])
+    data, update = sg.input("x", x.shape), sg.input("new", new.shape)
+    cache = ops.Concat(data, data, axis=2)
+    rows = ops.Slice(cache, np.array([7]), np.array([8]), np.array([2]))
+    y = ops.TensorScatter(cache, rows if read == "as updates" else update, places, axis=2)
+    outputs = [ops.Mul(y, np.float32(2))]
+    if read == "as an output":
+        outputs.append(cache)
+    elif read == "later":
+        outputs.append(ops.Add(y, cache))
+    graph = sg.Graph([data, update], outputs)
+    found = sg.compile_model(graph, device)([x, new])
+    before = np.concatenate([x, x], axis=2)
+    after = before.copy()
+    for k, place in enumerate(places):
+        after[k, :, place] = before[k, :, 7] if read == "as updates" else new[k, :, 0]
+    np.testing.assert_array_equal(found[0], after * 2)
+    if len(outputs) == 2:
+        np.testing.assert_array_equal(found[1], before if "output" in read else after + before)
+
+
+def test_a_cache_is_copied_once_for_a_token() -> None:
+    shapes = (1, 8, 512, 64), (1, 8, 1, 64)
+    data, update = (sg.input(f"x{k}", shape) for k, shape in enumerate(shapes))
+    grown = ops.Concat(data, sg.parameter("zeros", np.zeros((1, 8, 64, 64), np.float32)), axis=2)
+    y = ops.TensorScatter(grown, update, np.array([512]), axis=2)
+    graph = sg.Graph([data, update], [y])
+    types = [TensorType("float32", shape) for shape in shapes]
+    assert make_plan(graph, types, {}, PlanOptions()).in_place == 1
