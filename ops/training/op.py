@@ -9,15 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from subgraph.graph.graph import Node
+from subgraph.graph.types import TensorType, ValueType
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
+    decoded,
     require,
     require_choice,
     require_dtype,
     require_shape,
     require_single,
 )
+from subgraph.ops.elementwise.op import Types, Values, tensor
 
 from . import reference
 
@@ -48,6 +51,27 @@ def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | N
         require(least >= 0 and most < classes, "label {} of {} classes", wrong, classes)
 
 
+def likelihood_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the type of a NegativeLogLikelihoodLoss, also of bfloat16 before opset 22.
+
+    The function body of SoftmaxCrossEntropyLoss, which takes bfloat16 from opset 13 on, has a
+    NegativeLogLikelihoodLoss of opset 13, whose schema does not.
+
+    Args:
+        node: The NegativeLogLikelihoodLoss.
+        types: Types of scores, labels and weights, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
+    scores, labels = tensor(types[0]), tensor(types[1])
+    if scores is None:
+        return [None]
+    if decoded(node.attrs.get("reduction", "mean")) != "none":
+        return [TensorType(scores.dtype, ())]
+    if scores.shape is not None:
+        return [TensorType(scores.dtype, (scores.shape[0], *scores.shape[2:]))]
+    return [TensorType(scores.dtype, None if labels is None else labels.shape)]
+
+
 def step_operands(node: Node, rate: Tensor, count: Tensor, *tensors: Tensor) -> None:
     """Raise ShapeError unless each tensor has a gradient and moments of its shape (opset 1).
 
@@ -71,9 +95,10 @@ def step_operands(node: Node, rate: Tensor, count: Tensor, *tensors: Tensor) -> 
 # The operators of this family, each in all its versions.
 declare(
     "NegativeLogLikelihoodLoss",
-    "SoftmaxCrossEntropyLoss",
     requires=loss_operands,
+    infer=likelihood_type,
     compute=reference.loss,
     by_body=True,
 )
+declare("SoftmaxCrossEntropyLoss", requires=loss_operands, compute=reference.loss, by_body=True)
 declare("Adagrad", "Adam", "Momentum", domain=_TRAINING, requires=step_operands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -32,3 +33,19 @@ def test_labels_are_classes(device: str, weights: tuple[int, ...]) -> None:
     ignoring = Use("NegativeLogLikelihoodLoss", (SCORES, ints(0, -1, 4)), {"ignore_index": -1})
     wanted = -(SCORES[0, 0] + SCORES[2, 4]) / 2
     np.testing.assert_allclose(run(ignoring, device, weights)[0], wanted, rtol=1e-6)
+
+
+@Devices
+def test_a_loss_of_bfloat16(device: str) -> None:
+    scores = np.eye(3, 5).astype(ml_dtypes.bfloat16)
+    labels = ints(0, 1, 4)
+    exponentials = np.exp(np.eye(3, 5))
+    losses = np.log(exponentials.sum(1)) - np.eye(3, 5)[range(3), labels]
+    for reduction, wanted in (("none", losses), ("mean", losses.mean()), ("sum", losses.sum())):
+        for version in (13, 22):
+            use = Use(
+                "SoftmaxCrossEntropyLoss", (scores, labels), {"reduction": reduction}, version
+            )
+            found = run(use, device, ())[0]
+            assert found.dtype == scores.dtype
+            np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=0.02)
