@@ -15,7 +15,7 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
-from subgraph.dtypes import compute_dtype, item_bytes
+from subgraph.dtypes import HALF_FLOATS, compute_dtype, item_bytes
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Argument, Operand, Storage, Weight
 from subgraph.engine.toolchain.kernel import Kernel
@@ -448,18 +448,21 @@ def _lower_in_groups(low: Lowering, operands: Sequence[Operand]) -> None:
     if any(operand.layout != "plain" for operand in (*operands, y)):
         raise Unsupported(f"{node.op_type} of {len(operands)} operands in the blocked layout")
     name = _FOLDS[node.op_type]
+    # Half precision is rounded once, not after each group.
+    dtype = "float32" if y.dtype in HALF_FLOATS else y.dtype
     partial_result: list[Operand] = []
     for first in range(0, len(operands), _MAX_OPERANDS - 1):
         group = [*partial_result, *operands[first : first + _MAX_OPERANDS - 1]]
         last = first + _MAX_OPERANDS - 1 >= len(operands)
         e = Expression()
-        terms = [e.input(operand.dtype) for operand in group]
+        terms = [e.cast(e.input(operand.dtype), dtype) for operand in group]
         result = terms[0]
         for term in terms[1:]:
             result = e(name, result, term)
         if last and node.op_type == "Mean":
             result = e("div", result, float(len(operands)))
-        target = y if last else temporary(low, y.dtype, y.shape)
+        target = y if last else temporary(low, dtype, y.shape)
+        result = e.cast(result, target.dtype)
         emit_expression(low, e, [source(operand) for operand in group], [(result, target)])
         partial_result = [target]
 

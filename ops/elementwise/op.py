@@ -27,6 +27,7 @@ from subgraph.operators.requirements import (
     require_single,
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
+from subgraph.ops.shared.half_precision import in_float32
 from subgraph.ops.shared.strides import broadcast_shapes
 
 from . import reference
@@ -385,7 +386,7 @@ declare(
 declare("Gelu", requires=gelu_operands, infer=unary, batch=elementwise)
 declare("IsInf", "IsNaN", requires=any_tensor, infer=test, batch=elementwise)
 declare(
-    *("Max", "Min", "Sum"),
+    *("Max", "Min"),
     requires=variadic_operands,
     infer=broadcasting,
     compute=reference.elementwise,
@@ -393,10 +394,18 @@ declare(
     batch=elementwise,
 )
 declare(
+    "Sum",
+    requires=variadic_operands,
+    infer=broadcasting,
+    compute=in_float32(reference.elementwise),
+    speculatable=True,
+    batch=elementwise,
+)
+declare(
     "Mean",
     requires=variadic_operands,
     infer=broadcasting,
-    compute=reference.mean,
+    compute=in_float32(reference.mean),
     batch=elementwise,
 )
 declare(
