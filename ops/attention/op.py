@@ -195,6 +195,11 @@ def attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     inputs = list(inputs)
     if inputs[0].ndim == 3 and not inputs[0].size:  # onnx.reference cannot split nothing into heads
         return _without_queries(node, inputs)
+    scale = node.attrs.get("scale")
+    if scale is not None and inputs[0].dtype == np.float64:
+        # onnx.reference takes the root of the attribute in float32.
+        inputs[0] = inputs[0] * float(scale)
+        node = variant(node, scale=1.0)
     if len(inputs) > 3 and inputs[3] is not None and node.attrs.get("is_causal", 0):
         mask, queries = inputs[3], inputs[0].shape[-2]
         inputs[3] = np.broadcast_to(mask, (*mask.shape[:-2], queries, mask.shape[-1]))

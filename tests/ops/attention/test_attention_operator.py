@@ -163,3 +163,18 @@ def test_scores_that_are_no_numbers(device: str, pattern: bool) -> None:
 
 def test_a_scale_of_zero_gives_all_keys_one_weight(device: str) -> None:
     _agree(device, _inputs(9), 1, scale=0.0)
+
+
+def test_a_scale_of_float64_is_not_rounded_to_float32(device: str) -> None:
+    arrays = {name: None if a is None else a.astype(np.float64) for name, a in _inputs(3).items()}
+    q, k, v = (np.asarray(arrays[name]) for name in "qkv")
+    scores = 0.3 * q @ np.repeat(k, 2, axis=1).swapaxes(2, 3)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    values = [
+        sg.input(name, array.shape, "float64") for name, array in zip("qkv", (q, k, v), strict=True)
+    ]
+    graph = sg.Graph(values, [ops.Attention(*values, scale=0.3)])
+    for name, config in (DEVICES[device], ("REFERENCE", {})):
+        (found,) = sg.compile_model(graph, name, config)([q, k, v]).values()
+        np.testing.assert_allclose(found, weights @ np.repeat(v, 2, axis=1), rtol=1e-11, atol=1e-13)
