@@ -2,7 +2,8 @@
 
 Products of samples and support vectors are a Gemm, distances have a kernel of their own; a linear
 machine is one row of weights for each score. The scores of classifiers are added up in float64, as
-on the reference, since their signs are votes.
+on the reference, since their signs are votes: a sample at the same distance of two classes has a
+score of 0, which sums of rounded products miss.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import decoded
-from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term
 from subgraph.ops.shared.delegation import delegate
 
@@ -148,15 +149,28 @@ def _emit_kernel_function(low: Lowering, svm: Svm, x: Operand, found: Operand) -
     emit_expression(low, e, [source(products)], [(e.cast(value, found.dtype), found)])
 
 
-def _emit_linear_scores(low: Lowering, model: _ScoringSvm, x: Operand, scores: Operand) -> bool:
-    """Emit the scores of a linear machine; emit nothing and return False for another."""
+def _emit_linear_scores(
+    low: Lowering, model: _ScoringSvm, x: Operand, scores: Operand, dtype: str
+) -> bool:
+    """Emit the scores of a linear machine; emit nothing and return False for another.
+
+    Args:
+        low: Where the steps go.
+        model: The machine.
+        x: Samples [samples, features].
+        scores: The result [samples, scores], float32.
+        dtype: In which products are added up, float32 or float64.
+    """
     svm = model.svm
     if len(svm.vectors) and svm.kernel != "LINEAR":
         return False
     # With a linear kernel the sum over support vectors is one vector of weights, computed here
     # once.
     rows = model.rows @ svm.vectors.astype(np.float64) if len(svm.vectors) else model.rows
-    emit_linear(low, x, rows.astype(np.float32), model.rho, scores)
+    found = scores if dtype == scores.dtype else temporary(low, dtype, scores.shape)
+    emit_linear(low, cast_to(low, x, dtype), rows.astype(dtype), model.rho.astype(dtype), found)
+    if found is not scores:
+        emit_cast(low, found, scores)
     return True
 
 
@@ -167,7 +181,7 @@ def svm_regressor(node: Node, low: Lowering) -> None:
     x, y = samples_of(low), low.output()
     name = "NONE" if options["one_class"] else decoded(options["post_transform"])
     scores = scores_operand(low, name, y)
-    if not _emit_linear_scores(low, model, x, scores):
+    if not _emit_linear_scores(low, model, x, scores, "float32"):
         found = temporary(low, "float32", (x.shape[0], len(model.svm.vectors)))
         _emit_kernel_function(low, model.svm, x, found)
         emit_linear(low, found, model.rows.astype(np.float32), model.rho, scores)
@@ -202,7 +216,7 @@ def svm_classifier(node: Node, low: Lowering) -> None:
     if not a.size and classes == 2 and name != "NONE":
         raise Unsupported("a transform of the one score of two classes")
     scores = temporary(low, "float32", (samples, pairs))
-    if not _emit_linear_scores(low, model, x, scores):
+    if not _emit_linear_scores(low, model, x, scores, "float64"):
         _emit_pair_scores(low, model, x, scores)
     winners = temporary(low, "int64", (samples,))
     arguments = VotesArguments(

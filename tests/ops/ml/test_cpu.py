@@ -189,3 +189,21 @@ def test_labels_by_computed_indices(classes: Array) -> None:
         wanted = np.atleast_2d(classes)[:, x.argmax(1)]
         np.testing.assert_array_equal(label, wanted)
     assert region.op.split_region() is None, "it is one program"
+
+
+def test_votes_of_samples_between_two_classes() -> None:
+    """Their scores are exactly 0, although the products with weights are rounded."""
+    ends = np.random.default_rng(2).random(200).astype(np.float32)
+    samples = np.repeat(ends[:, None], 2, axis=1)
+    _compare(
+        "SVMClassifier",
+        samples,
+        outputs=2,
+        classlabels_ints=[0, 1],
+        vectors_per_class=[1, 1],
+        coefficients=[0.1, -0.1],
+        support_vectors=[1.0, 0.0, 0.0, 1.0],
+        kernel_type="LINEAR",
+        kernel_params=[1.0, 0.0, 1.0],
+        rho=[0.0],
+    )
