@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -229,6 +230,54 @@ def col2im(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [standard(node, [one, *inputs[1:]])[0][:0]]
 
 
+def deform_conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Compute DeformConv; onnx.reference takes no image of one pixel and loops over windows.
+
+    A sample is interpolated linearly between the pixels around its position along each dimension;
+    pixels outside the image are 0, and so is a sample at a position that is not finite.
+    """
+    x: Array = inputs[0]
+    weight: Array = inputs[1]
+    offset: Array = inputs[2]
+    bias, mask = [*inputs[3:], None, None][:2]
+    groups, offsets = (int(node.attrs.get(name, 1)) for name in ("group", "offset_group"))
+    count, kernel, counts = x.ndim - 2, weight.shape[2:], offset.shape[2:]
+    windows, images, channels = windows_of(node, count), len(x), x.shape[1]
+    moved = offset.reshape(images, offsets, *kernel, count, *counts)
+    positions: list[Array] = []
+    for d in range(count):
+        taps = np.arange(kernel[d], dtype=np.float64) * windows.dilations[d] - windows.pads[d][0]
+        starts = np.arange(counts[d], dtype=np.float64) * windows.strides[d]
+        # Both lie along their own one of the last 2 * count dimensions.
+        taps, starts = (
+            each.reshape(-1, *[1] * behind)
+            for each, behind in ((taps, 2 * count - d - 1), (starts, count - d - 1))
+        )
+        positions.append(np.take(moved, d, 2 + count) + taps + starts)
+    # The last pixel stands for all outside.
+    plane = x.reshape(images, offsets, channels // offsets, math.prod(x.shape[2:]))
+    plane = np.concatenate([plane, np.zeros_like(x, shape=(*plane.shape[:3], 1))], axis=3)
+    flat = (images, offsets, 1, math.prod(kernel) * math.prod(counts))
+    columns: Array = np.zeros((), x.dtype)
+    for corner in itertools.product((0, 1), repeat=count):
+        factor, index, inside = np.ones(flat), np.zeros(flat, np.int64), np.ones(flat, bool)
+        for size, side, each in zip(x.shape[2:], corner, positions, strict=True):
+            position = each.reshape(flat)
+            before = np.floor(position)
+            at, fraction = before + side, position - before
+            within = (at >= 0) & (at < size)
+            factor, inside = factor * (fraction if side else 1 - fraction), inside & within
+            index = index * size + np.where(within, at, 0).astype(np.int64)
+        pixels = np.take_along_axis(plane, np.where(inside, index, plane.shape[3] - 1), axis=3)
+        columns = columns + pixels * np.where(inside, factor, 0).astype(x.dtype)
+    if mask is not None:
+        columns = columns * mask.reshape(flat)
+    columns = columns.reshape(images, groups, math.prod(weight.shape[1:]), math.prod(counts))
+    filters = weight.reshape(groups, len(weight) // groups, math.prod(weight.shape[1:]))
+    result: Array = (filters @ columns).reshape(images, len(weight), *counts)
+    return [result if bias is None else result + bias.reshape(-1, *[1] * count)]
+
+
 # The operators of this family, each in all its versions.
 declare("Col2Im", requires=col_to_im_operands, compute=col2im, grows=True, batch=along(0))
 declare(
@@ -243,6 +292,6 @@ declare(
     "DeformConv",
     requires=deform_conv_operands,
     infer=convolution,
-    compute=in_float32(standard),
+    compute=in_float32(deform_conv),
     batch=along(0),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import subgraph as sg
 from subgraph import ops
 from tests.support.agreement import assert_kernels_agree, kernel_devices
 from tests.support.kernels import run_node
+from tests.support.requirements import Use, run
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
@@ -58,6 +61,41 @@ def test_deformable_convolutions(
         return ops.DeformConv(image, taps, moved, *rest, **attrs)
 
     assert_kernels_agree(build, *arrays, held=int(held))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 4), (5, 1), (3,), (3, 4, 2)])
+def test_the_reference_samples_images_of_any_rank(sizes: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(len(sizes))
+    rank = len(sizes)
+    x = rng.standard_normal((2, 4, *sizes)).astype(dtype)
+    weight = rng.standard_normal((3, 4, *[2] * rank)).astype(dtype)
+    whole = rng.integers(-1, 2, (2, 2, 2**rank, rank, *(n + 1 for n in sizes)))
+    offset = whole.reshape(2, -1, *whole.shape[4:]).astype(dtype)
+    attrs = {"pads": [1] * 2 * rank, "offset_group": 2}
+    (found,) = run(Use("DeformConv", [x, weight, offset], attrs), "REFERENCE")
+    expected = np.zeros((2, 3, *whole.shape[4:]))
+    # Whole offsets choose pixels.
+    for image, window in product(range(2), np.ndindex(*whole.shape[4:])):
+        for channel, tap in product(range(4), np.ndindex(*[2] * rank)):
+            number = int(np.ravel_multi_index(tap, [2] * rank))
+            at = np.array(window) + tap + whole[image, channel // 2, number][:, *window] - 1
+            if np.all((at >= 0) & (at < sizes)):
+                factors = weight[:, channel].reshape(3, -1)[:, number]
+                expected[image][:, *window] += x[image, channel].item(*at) * factors
+    assert found.dtype == x.dtype
+    np.testing.assert_allclose(
+        found, expected, rtol=1e-5, atol=1e-5 if dtype == "float32" else 1e-13
+    )
+
+
+def test_the_reference_of_many_taps_is_vectorised() -> None:
+    x = np.ones((1, 1, 316, 316), np.float32)
+    offset = np.zeros((1, 2 * x.size, 1, 1), np.float32)
+    start = time.monotonic()
+    (found,) = run(Use("DeformConv", [x, x, offset]), "REFERENCE")
+    assert time.monotonic() - start < 5, "onnx.reference took 30 s"
+    assert found.item() == x.size
 
 
 def test_places_of_nowhere_are_zero() -> None:
