@@ -14,6 +14,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
 from subgraph.operators.batch_axes import Batch, BatchAxis, BatchCall, except_axes, matrix_product
 from subgraph.operators.operator import declare
+from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
     is_known,
@@ -25,6 +26,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, same_dtype, tensor
+from subgraph.ops.shared.half_precision import in_float32
 from subgraph.ops.shared.strides import broadcast_shapes
 
 from . import reference
@@ -354,7 +356,12 @@ def _of_matrices(call: BatchCall) -> Sequence[int]:
 
 
 # The operators of this family, each in all its versions.
-declare("Det", requires=det_operands, batch=except_axes(_of_matrices))
+declare(
+    "Det",
+    requires=det_operands,
+    compute=in_float32(standard),
+    batch=except_axes(_of_matrices),
+)
 declare("Einsum", requires=einsum_operands, infer=einsum, batch=einsum_batch)
 declare(
     "Gemm",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.requirements import DEVICES, Use, assert_refused, floats, refused, taken
+from subgraph.graph.types import numpy_dtype
+from tests.support.requirements import DEVICES, Use, assert_refused, floats, refused, run, taken
 
 A, B = floats(3, 4), floats(4, 5)
 WRONG = [
@@ -87,3 +88,12 @@ def test_matrices_without_determinant_are_refused(device: str) -> None:
 
 
 test_operands_that_fit_are_taken = taken(RIGHT)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_determinants_of_half_precision(dtype: str) -> None:
+    x = np.array([[[2, 1], [1, 3]], [[4, 0], [2, 1]]]).astype(numpy_dtype(dtype))
+    for device in DEVICES:
+        (found,) = run(Use("Det", [x]), device)
+        assert found.dtype == x.dtype
+        np.testing.assert_allclose(found.astype(np.float32), [5, 4], rtol=1e-2)
