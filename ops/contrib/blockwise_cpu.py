@@ -17,6 +17,7 @@ from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Argument, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.symbolic import smaller
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.checks.cpu import emit_range_check
@@ -158,12 +159,22 @@ def matmul_n_bits(node: Node, low: Lowering) -> None:
     emit_product(low, product)
 
 
-def _weights(low: Lowering, form: _Form) -> dict[str, Any]:
-    """Return the fields of `BlockwiseArguments`."""
-    b, scales, zeros = low.input(1), low.input(2), low.optional(3)
+def _weights(low: Lowering, form: _Form, first: int, *, stacked: bool = False) -> dict[str, Any]:
+    """Return the fields of `BlockwiseArguments`.
+
+    Args:
+        low: The lowering, whose inputs from ``first`` on are weights, scales and zero points.
+        form: The form of a matrix.
+        first: Index of the input.
+        stacked: The inputs are stacks of matrices.
+    """
+    b, scales, zeros = low.input(first), low.input(first + 1), low.optional(first + 2)
 
     def weight(name: str, make: Callable[[Array], Array], operand: Operand) -> Argument:
-        return low.weight(form.recipe(f"blockwise {name}"), make, operand)
+        kind = "blockwise stack" if stacked else "blockwise"
+        return low.weight(
+            form.recipe(f"{kind} {name}"), form.stack(make) if stacked else make, operand
+        )
 
     return {
         "packed": weight("words", form.words, b),
@@ -179,8 +190,7 @@ def _weights(low: Lowering, form: _Form) -> dict[str, Any]:
 @lowering("FusedGroupedMatMulNBits", domain=INTERNAL_DOMAIN, dtypes=("float32",))
 def grouped_matmul_n_bits(node: Node, low: Lowering) -> None:
     """Lower FusedGroupedMatMulNBits: each vector is multiplied by the matrix of its index."""
-    x, indices, weights, scales = (low.input(k) for k in range(4))
-    zeros, y = low.optional(4), low.output()
+    x, indices, weights, y = low.input(0), low.input(1), low.input(2), low.output()
     rows = indices.size
     bits, block, columns, depth = (
         int(node.attrs[name]) for name in ("bits", "block_size", "N", "K")
@@ -191,16 +201,12 @@ def grouped_matmul_n_bits(node: Node, low: Lowering) -> None:
         return
     matrices = weights.shape[0]
     emit_range_check(low, indices, "indices", -matrices, matrices - 1)
-    form = _Form(bits, block, depth, columns, host.lanes("float32"), _VECTORS)
+    # A row that is shorter than a block is stored without padding.
+    form = _Form(bits, min(block, depth), depth, columns, host.lanes("float32"), _VECTORS)
     bytes_ = int(node.attrs.get("accuracy_level", 0)) == _LEVEL_OF_BYTES
     left, factors = _emit_bytes(low, form, rows) if bytes_ else (x, 0)
-
-    def weight(name: str, make: Callable[[Array], Array], operand: Operand) -> Argument:
-        return low.weight(form.recipe(f"blockwise stack {name}"), form.stack(make), operand)
-
-    words = depth * bits // 32
     mr = _most_rows()
-    group, item = min(rows, _GROUP_ROWS), 1 if bytes_ else 4
+    group, item = smaller(rows, _GROUP_ROWS), 1 if bytes_ else 4
     size = group * (8 + depth * item + (8 * form.blocks if bytes_ else 0))
     panels = min(form.panels, _UNIT_PANELS)
     kernel = Kernel(
@@ -208,13 +214,7 @@ def grouped_matmul_n_bits(node: Node, low: Lowering) -> None:
         mr=mr, nv=form.nv, index=indices.dtype, of_bytes=bytes_,
     )  # fmt: skip
     arguments = BlockwiseGroupsArguments(
-        packed=weight("words", form.words, weights),
-        scales=weight("scales", form.numbers, scales),
-        zeros=0 if zeros is None else weight("zeros", form.zeros, zeros),
-        columns=columns,
-        blocks=form.blocks,
-        whole_words=words if form.blocks == 1 else block * bits // 32,
-        last_words=form.last_words,
+        **_weights(low, form, 2, stacked=True),
         a=left,
         factors=factors,
         y=y,
@@ -223,14 +223,14 @@ def grouped_matmul_n_bits(node: Node, low: Lowering) -> None:
         depth=depth,
         indices=indices,
         matrices=matrices,
-        words_step=form.padded * words * 4,
+        words_step=form.padded * depth * bits // 8,
         numbers_step=form.padded * form.blocks * 4,
         block_panels=panels,
         block_rows=group,
         **low.worker_scratch(round_up(size, 64) + mr * form.nv * form.lanes * 4),
     )
     units, products = matrices * -(-form.panels // panels), rows * depth * columns
-    moved = x.nbytes + y.nbytes + min(matrices, rows) * depth * columns * bits // 8
+    moved = x.nbytes + y.nbytes + smaller(rows, matrices) * depth * columns * bits // 8
     low.emit(
         kernel, arguments, units, grain=grain(units, 2 * products + moved), flops=2 * products,
         bytes=moved,
@@ -265,7 +265,7 @@ def _emit_few_rows(
         bits=form.bits, lanes=form.lanes, mr=mr, nv=form.nv,
     )  # fmt: skip
     arguments = BlockwiseProductArguments(
-        **_weights(low, form),
+        **_weights(low, form, 1),
         a=left,
         factors=factors,
         y=y,
@@ -309,7 +309,7 @@ def _emit_panels(low: Lowering, form: _Form, of: Tiles) -> Scratch:
         "subgraph.ops.contrib.blockwise_kernels", "unpack_panels",
         bits=form.bits, lanes=form.lanes, nv=form.nv, operands=of.operands,
     )  # fmt: skip
-    arguments = UnpackPanelsArguments(**_weights(low, form), target=target, panel=panel)
+    arguments = UnpackPanelsArguments(**_weights(low, form, 1), target=target, panel=panel)
     size = form.panels * panel
     low.emit(kernel, arguments, form.panels, grain=grain(form.panels, 4 * size), bytes=size)
     return target

@@ -130,9 +130,7 @@ def repeated(call: Call, x: Any, heads: int, times: int) -> Any:
     if times == 1:
         return x
     parts = call.Reshape(x, axes(call, 0, 0, heads, 1, -1))
-    return call.Reshape(
-        call.Expand(parts, axes(call, 1, 1, 1, times, 1)), axes(call, 0, 0, heads * times, -1)
-    )
+    return call.Reshape(call.Expand(parts, axes(call, 1, 1, 1, times, 1)), axes(call, 0, 0, -1))
 
 
 def flat(call: Call, x: Any) -> Any:
@@ -241,9 +239,9 @@ def linear_attention(call: Call) -> Results:
     # checks in a run.
     if isinstance(widths[0], int) and isinstance(widths[1], int):
         key_heads = widths[1] // (widths[0] // heads)
-        k = flat(call, repeated(call, k, key_heads, kv_heads // key_heads))
+        k = repeated(call, k, key_heads, kv_heads // key_heads)
     if kv_heads > heads:
-        q = flat(call, repeated(call, q, heads, kv_heads // heads))
+        q = repeated(call, q, heads, kv_heads // heads)
         heads = kv_heads
     scale = call.attribute("scale")
     y, state = attend_tokens(call, q, k, v, past, decay, beta, (heads, kv_heads), scale)

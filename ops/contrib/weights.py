@@ -424,8 +424,9 @@ def gather_block_quantized(call: Call) -> Results:
         centre = call.cast(unpacked(call, picked[2], bits), dtype)
     factors = picked[1]
     whole = axis == call.rank(numbers) - 1 and size % width == 0
-    shape = call.Shape(numbers)
+    shape = None
     if whole:  # a scale broadcasts to its block
+        shape = call.Shape(numbers)
         numbers = call.Reshape(numbers, axes(call, *[0] * axis, size // width, width))
 
     def spread(x: Any) -> Any:

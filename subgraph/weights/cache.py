@@ -468,8 +468,8 @@ def recipe_id(recipe: str, make: Make) -> str:
 _function_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-# Functions in closures of functions in closures that are told apart by their own closures. A
-# function may be in its own closure.
+# How deep closures are followed: a function in the closure of a recipe counts by its own closure.
+# There is a bound since a function may be in its own closure.
 _MOST_DEPTH = 3
 
 

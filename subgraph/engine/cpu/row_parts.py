@@ -33,8 +33,9 @@ _ROWS = 10007
 # that memory decides (measured with 34 networks, 16 rows and one thread).
 _MOST_WEIGHTS, _ROWS_PER_WEIGHTS = 0.7, 4
 _MOST_WEIGHTS_BFLOAT16, _ROWS_PER_WEIGHTS_BFLOAT16 = 1.3, 2
-# The values of a row are at least so many of its largest ones; those of a part fill such a part of
-# the second cache, beside which the call of a part, about 5 us, costs little (estimates).
+# A region has parts if the values of a row are at least this many times the largest one, so that a
+# layer reads what another one has written. The largest values of a part then fill one over
+# _PARTS_OF_CACHE of the second cache: the call of a part takes about 5 us (estimates).
 _LEAST_LAYERS, _PARTS_OF_CACHE = 2, 4
 _CACHED_SHAPES = 64
 # Shapes of rows of which sizes are computed; later ones run as a whole. A sequence that grows with
