@@ -389,6 +389,15 @@ def rare() -> Iterator[Case]:
     form: dict[str, Any] = {"pool_int64s": words, "ngram_indexes": words, "ngram_counts": [0]}
     form |= {"min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0, "mode": "TF"}
     yield case("TfIdfVectorizer", i(500, 64, 200, dtype="int32"), **form)
+    # The text of a pipeline of scikit-learn: 100 documents of 120 words.
+    names = [f"word{number}" for number in words]
+    texts = i(500, 100, 120).astype("U")
+    lines = np.array([" ".join(f"word{number}" for number in row) for row in texts], object)
+    split: dict[str, Any] = {"tokenexp": "[a-zA-Z0-9_]+", "mark": 0, "mincharnum": 1}
+    yield Case("Tokenizer", (lines,), {**split, "pad_value": "#"}, domain="com.microsoft")
+    del form["pool_int64s"]
+    tokens = np.char.add("word", texts).astype(object)
+    yield case("TfIdfVectorizer", tokens, pool_strings=names, **form)
 
 
 def contributed() -> Iterator[Case]:

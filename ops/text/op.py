@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -103,29 +103,31 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         raise ShapeError(f"words of shape {list(x.shape)}; they are one row or several")
     lines = (x if x.ndim == 2 else x.reshape(1, -1)).tolist()
     check_memory(len(lines) * pool.width * 16, f"{len(lines)} rows of {pool.width} counts")
-    counts = np.zeros((len(lines), pool.width))
-    for row, words in zip(counts, lines, strict=True):
-        columns = map(pool.columns.get, _ngrams(words, pool.lengths, skip))
-        found = [column for column in columns if column is not None]
-        row += np.bincount(found, minlength=pool.width)
+    # All rows have as many words, and so as many n-grams.
+    grams = itertools.chain.from_iterable(_ngrams(words, pool.lengths, skip) for words in lines)
+    columns = map(pool.columns.get, grams, itertools.repeat(-1))
+    found = np.fromiter(columns, np.int64).reshape(len(lines), -1)
+    places = found + pool.width * np.arange(len(lines))[:, None]
+    counts: Array = np.bincount(places[found >= 0], minlength=len(lines) * pool.width)
+    counts = counts.reshape((*x.shape[:-1], pool.width))
     if mode == "IDF":
-        counts = (counts > 0).astype(np.float64)
+        counts = counts > 0
     if mode != "TF" and pool.weights.size:
-        counts *= pool.weights
-    return [counts.astype(np.float32).reshape((*x.shape[:-1], pool.width))]
+        counts = counts * pool.weights
+    return [counts.astype(np.float32)]
 
 
-def _ngrams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterator[Any]:
-    """Yield the n-grams of a row, with up to ``skip`` words left out between two of theirs."""
-    if lengths[0] <= 1:
-        yield from words
+def _ngrams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterable[Any]:
+    """Return the n-grams of a row, with up to ``skip`` words left out between two of theirs."""
+    found: list[Iterable[Any]] = [words] if lengths[0] <= 1 else []
     # An n-gram cannot be longer than the row, nor its words further apart.
     for size in range(max(lengths[0], 2), min(lengths[1], len(words)) + 1):
         for distance in range(1, min(skip, len(words)) + 2):
             if distance * (size - 1) >= len(words):
                 break
             # Each word with those at its multiples of the distance; the shortest list ends it.
-            yield from zip(*(words[k * distance :] for k in range(size)), strict=False)
+            found.append(zip(*(words[k * distance :] for k in range(size)), strict=False))
+    return itertools.chain.from_iterable(found)
 
 
 def _lengths(texts: Array) -> Array:
@@ -160,11 +162,9 @@ def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     The attribute ``locale`` is not used: Python's case mapping does not depend on it.
     """
     options, x = attributes(node), inputs[0].astype(object)
-    change = decoded(options["case_change_action"])
-
-    def changed(word: str) -> str:
-        return {"LOWER": word.lower, "UPPER": word.upper}.get(change, lambda: word)()
-
+    changed = {"LOWER": str.lower, "UPPER": str.upper}.get(
+        decoded(options["case_change_action"]), str
+    )
     stopwords = {decoded(word) for word in options["stopwords"] or ()}
     exact = bool(options["is_case_sensitive"])
     stopwords = stopwords if exact else set(map(changed, stopwords))

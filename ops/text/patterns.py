@@ -7,6 +7,7 @@ the end of a text otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -24,6 +25,9 @@ from subgraph.ops.ml.scores import prepared
 _START_OF_TEXT, _END_OF_TEXT = "\x02", "\x03"
 # (text, least number of characters of a token) -> tokens.
 _Splitter = Callable[[str, int], list[str]]
+# Characters and classes of ASCII characters, of which only the last may be repeated.
+_CLASS = r"\[\^?(?:[A-Za-z0-9]-[A-Za-z0-9]|\\[wd]|[A-Za-z0-9_])+\]|\\[wd]|[A-Za-z0-9_]"
+_GREEDY = re.compile(rf"(?:\\b)?(?:{_CLASS})+\+?(?:\\b)?")
 
 
 @cache
@@ -94,7 +98,17 @@ def splitter_of(node: Node) -> _Splitter:
         return lambda text, _: list(text)
     if expression:
         pattern = compiled(expression, longest=True)
-        return lambda text, shortest: list(_matches(pattern, text, shortest))
+        find = re.compile(expression, re.ASCII).findall if _GREEDY.fullmatch(expression) else None
+
+        def matches(text: str, shortest: int) -> list[str]:
+            # Longer matches are tried first at each place, so that Python's ``re`` finds the
+            # longest too, in linear time and a tenth of what a match of re2's interface takes.
+            found: list[str] | None = find and find(text)
+            if found is None or min(map(len, found), default=shortest) < shortest:
+                return list(_matches(pattern, text, shortest))
+            return found
+
+        return matches
     patterns = [compiled(separator, longest=True) for separator in separators]
 
     def between(text: str, shortest: int) -> list[str]:

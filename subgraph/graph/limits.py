@@ -285,7 +285,7 @@ def _size_of(value: Any) -> int:
         return 0
     count = int(value.nbytes)
     if value.dtype == object:
-        count += sum(len(text) for text in value.reshape(-1) if isinstance(text, (str, bytes)))
+        count += sum(map(len, value.reshape(-1).tolist()))
     return count
 
 
