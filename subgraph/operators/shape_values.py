@@ -194,10 +194,16 @@ def _first(of: _Operands) -> Array | None:
     return of.inputs[0]
 
 
+def _to_int32(item: Any) -> Any:
+    number = math.trunc(item)
+    # Symbolic integers are sizes of arrays, and comparing them would fix a plan to these sizes.
+    return None if isinstance(number, int) and not -(1 << 31) <= number < 1 << 31 else number
+
+
 # Conversions to the dtypes in which shapes are computed; others would have to wrap around or lose
 # digits. Symbolic integers stay symbolic, which `int` and `float` would concretize.
 _CASTS: dict[str, Callable[[Any], Any]] = {
-    "int32": math.trunc,
+    "int32": _to_int32,
     "int64": math.trunc,
     "float32": lambda item: item * 1.0,
     "float64": lambda item: item * 1.0,

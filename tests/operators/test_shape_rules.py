@@ -125,13 +125,18 @@ def test_einsum_is_numpys(equation: str, shapes: list[tuple[int, ...]]) -> None:
     assert y.type.shape == np.einsum(equation, *map(np.ones, shapes)).shape
 
 
-@pytest.mark.parametrize("case", ["remainder of the dividend's sign", "sum without axes"])
+@pytest.mark.parametrize(
+    "case", ["remainder of the dividend's sign", "sum without axes", "cast that wraps"]
+)
 def test_sizes_that_are_computed_by_a_variant_of_an_operator(case: str) -> None:
     x = sg.input("x", (3,))
     size = ops.Shape(x)
     if case == "sum without axes":
         sizes = ops.Concat(size, size, axis=0)
         sizes = ops.ReduceSum(sizes, noop_with_empty_axes=1)  # the sizes themselves
+    elif case == "cast that wraps":
+        large = ops.Mul(size, np.array([(2**32 + 2) // 3], np.int64))
+        sizes = ops.Cast(ops.Cast(large, to=6), to=7)  # to int32, in which it is 2, and back
     else:
         negative = ops.Sub(np.array([0], np.int64), size)
         four = np.array([4], np.int64)
