@@ -9,7 +9,8 @@ Runtime's kernels are exact on machines without a dot product of bytes). Compare
 
 ``--weights`` writes ``NAME_w4_f32.onnx`` and ``NAME_w4_s8.onnx`` instead: products of language
 models with weights of 4 bits in blocks of 32 (MatMulNBits), whose inputs are float32
-(``accuracy_level=1``), or may be rounded to int8 (``accuracy_level=4``).
+(``accuracy_level=1``), or may be rounded to int8 (``accuracy_level=4``); and ``NAME_w8.onnx``:
+weights of 8 bits behind a DequantizeLinear, with a scale for each column.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.helper
+from onnx import numpy_helper
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
@@ -55,19 +59,51 @@ class RandomData(CalibrationDataReader):
 
 
 def quantize_weights(model: Path, output: Path) -> None:
-    """Write the forms of ``model`` with weights of 4 bits, and its inputs beside them."""
+    """Write the forms of ``model`` with weights of 4 or 8 bits, and its inputs beside them."""
+    made: dict[str, Any] = {"w8": with_dequantized_weights(onnx.load(model))}
     for name, level in LEVELS.items():
-        target = output / f"{model.stem}_{name}.onnx"
         quantizer = MatMulNBitsQuantizer(
             onnx.load(model), block_size=32, is_symmetric=True, accuracy_level=level
         )
         quantizer.process()
-        made: Any = quantizer.model  # a wrapper by now
-        onnx.save(made.model, target)
+        wrapper: Any = quantizer.model
+        made[name] = wrapper.model
+    for name, quantized in made.items():
+        target = output / f"{model.stem}_{name}.onnx"
+        onnx.save(quantized, target)
         inputs = model.with_suffix(".npz")
         if inputs.exists():
             shutil.copy(inputs, target.with_suffix(".npz"))
         print(target)
+
+
+def with_dequantized_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Give each MatMul with a constant matrix int8 weights and a DequantizeLinear."""
+    graph = model.graph
+    weights = {held.name: held for held in graph.initializer}
+    conversions: dict[str, onnx.NodeProto] = {}
+    for node in graph.node:
+        held = weights.get(node.input[1]) if node.op_type == "MatMul" else None
+        if held is None or len(held.dims) != 2 or held.data_type != onnx.TensorProto.FLOAT:
+            continue
+        if held.name not in conversions:
+            numbers = numpy_helper.to_array(held)
+            scales = np.maximum(np.abs(numbers).max(axis=0) / 127, 1e-9).astype(np.float32)
+            rounded = np.rint(numbers / scales).astype(np.int8)
+            names = [f"{held.name}_int8", f"{held.name}_scales"]
+            for array, name in zip((rounded, scales), names, strict=True):
+                graph.initializer.append(numpy_helper.from_array(array, name))
+            conversions[held.name] = onnx.helper.make_node(
+                "DequantizeLinear", names, [f"{held.name}_float"], axis=1
+            )
+        node.input[1] = conversions[held.name].output[0]
+    nodes = [*conversions.values(), *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for name in conversions:  # a weight with other users stays
+        if not any(name in node.input for node in nodes):
+            graph.initializer.remove(weights[name])
+    return model
 
 
 def main() -> None:
@@ -76,7 +112,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("quantised"))
     parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--weights", action="store_true", help="weights of 4 bits")
+    parser.add_argument("--weights", action="store_true", help="weights of 4 and 8 bits")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     for model in args.models:

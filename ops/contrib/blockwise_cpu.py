@@ -47,6 +47,7 @@ from .weights import block_numbers
 # the same beside matrix tiles; None: always (measured: 4096 x 4096 weights of 4 bits).
 _MOST_FEW_ROWS, _MOST_ROWS_OF_BYTES = (32, 8), (None, 64)
 _LEVEL_OF_BYTES = 4  # ``accuracy_level`` of MatMulNBits
+_LEAST_GROUP = 16  # elements with one scale: those that `quantize_rows` rounds at a time
 # Rows of a matrix that a grouped product copies together, and panels of a work unit (estimates).
 _GROUP_ROWS, _UNIT_PANELS = 64, 12
 _VECTORS = 2  # of a panel: two sums at a time hide the latency of a multiplication
@@ -59,6 +60,7 @@ class _Form:
     Attributes:
         bits: Bits of a number.
         block: Rows of a block.
+        parts: Blocks that have one scale and zero point in the model.
         depth: Rows of the matrix.
         columns: Columns of the matrix.
         lanes: Elements of a vector, which are columns.
@@ -67,6 +69,7 @@ class _Form:
 
     bits: int
     block: int
+    parts: int
     depth: int
     columns: int
     lanes: int
@@ -89,7 +92,8 @@ class _Form:
 
     def recipe(self, name: str) -> str:
         """Return the name of a computation from the node's operands."""
-        return f"{name} {self.bits} {self.block} {self.depth}x{self.columns} {self.nv}x{self.lanes}"
+        blocks = f"{self.bits} {self.block} {self.parts}"
+        return f"{name} {blocks} {self.depth}x{self.columns} {self.nv}x{self.lanes}"
 
     def packed(self, columns: Array) -> Array:
         """Return numbers ``[columns, n]`` as panels ``[n][column of the panel]``."""
@@ -105,13 +109,20 @@ class _Form:
         return made
 
     def words(self, weights: Array) -> Array:
-        """Return the packed words of the weights, bytes ``[columns, blocks, ...]``."""
-        rows = np.ascontiguousarray(weights).reshape(self.columns, -1)
-        return self.packed(rows.view(np.dtype("<u4")))
+        """Return the packed words of the weights, bytes of each column.
+
+        The model may fill its last block with numbers that do not exist.
+        """
+        rows = np.ascontiguousarray(weights).reshape(self.columns, -1).view(np.dtype("<u4"))
+        return self.packed(rows[:, : self.blocks * self.block * self.bits // 32])
 
     def numbers(self, scales: Array) -> Array:
         """Return numbers of the blocks, ``[columns * blocks]``, as panels."""
-        return self.packed(scales.reshape(self.columns, self.blocks))
+        return self._of_blocks(scales.reshape(self.columns, -1))
+
+    def _of_blocks(self, numbers: Array) -> Array:
+        """Return the model's numbers ``[columns, n]`` for each block, as panels."""
+        return self.packed(np.repeat(numbers, self.parts, axis=1)[:, : self.blocks])
 
     def stack(self, make: Callable[[Array], Array]) -> Callable[[Array], Array]:
         """Return ``make`` for each matrix of a stack, one after the other."""
@@ -128,8 +139,8 @@ class _Form:
 
     def zeros(self, packed: Array) -> Array:
         """Return packed zero points, bytes of each column, as panels of `NUMBER_BASE` plus each."""
-        points = block_numbers(packed.reshape(self.columns, -1), self.bits)[:, : self.blocks]
-        return self.packed(points.astype(np.float32) + np.float32(NUMBER_BASE))
+        points = block_numbers(packed.reshape(self.columns, -1), self.bits)
+        return self._of_blocks(points.astype(np.float32) + np.float32(NUMBER_BASE))
 
 
 @lowering("FusedMatMulNBits", domain=INTERNAL_DOMAIN, dtypes=("float32",))
@@ -142,14 +153,11 @@ def matmul_n_bits(node: Node, low: Lowering) -> None:
     of = matrices or direct_tiles("float32")
     lanes = host.lanes("float32")
     rows = math.prod(a.shape[:-1])
-    # At level 4 the model allows A to be rounded to int8, with a scale for each block.
-    bytes_ = int(node.attrs.get("accuracy_level", 0)) == _LEVEL_OF_BYTES
+    bytes_ = _rounds(node)
     most = (_MOST_ROWS_OF_BYTES if bytes_ else _MOST_FEW_ROWS)[matrices is not None]
     few = most is None or rows <= most
-    bits, block, columns, depth = (
-        int(node.attrs[name]) for name in ("bits", "block_size", "N", "K")
-    )
-    form = _Form(bits, block, depth, columns, lanes, _VECTORS if few else of.nv)
+    form = _form(node, lanes, _VECTORS if few else of.nv)
+    depth, columns = form.depth, form.columns
     if few:
         _emit_few_rows(low, form, rows, bias, bytes_)
         return
@@ -157,6 +165,23 @@ def matmul_n_bits(node: Node, low: Lowering) -> None:
     panels = _emit_panels(low, form, of)
     product = Product(matrix(a), b, y, NO_ACTIVATION, bias=bias, tiles=of, panels=panels)
     emit_product(low, product)
+
+
+def _rounds(node: Node) -> bool:
+    """Return whether A is rounded to int8, with a scale for each block."""
+    level = int(node.attrs.get("accuracy_level", 0))
+    return level == _LEVEL_OF_BYTES or int(node.attrs.get("group_size", 0)) > 0
+
+
+def _form(node: Node, lanes: int, nv: int) -> _Form:
+    """Return the form of the weights of a node; see the attributes of `_Form`."""
+    bits, size, columns, depth = (
+        int(node.attrs[name]) for name in ("bits", "block_size", "N", "K")
+    )
+    block, group = size, int(node.attrs.get("group_size", 0))
+    while group and block > max(group, _LEAST_GROUP):
+        block //= 2
+    return _Form(bits, min(block, depth), size // block, depth, columns, lanes, nv)
 
 
 def _weights(low: Lowering, form: _Form, first: int, *, stacked: bool = False) -> dict[str, Any]:
@@ -192,18 +217,15 @@ def grouped_matmul_n_bits(node: Node, low: Lowering) -> None:
     """Lower FusedGroupedMatMulNBits: each vector is multiplied by the matrix of its index."""
     x, indices, weights, y = low.input(0), low.input(1), low.input(2), low.output()
     rows = indices.size
-    bits, block, columns, depth = (
-        int(node.attrs[name]) for name in ("bits", "block_size", "N", "K")
-    )
+    form = _form(node, host.lanes("float32"), _VECTORS)
+    bits, columns, depth = form.bits, form.columns, form.depth
     if indices.known is not None or x.size != rows * depth or y.size != rows * columns:
         raise Unsupported("a grouped product with constant indices, or of vectors that broadcast")
     if not y.size:
         return
     matrices = weights.shape[0]
     emit_range_check(low, indices, "indices", -matrices, matrices - 1)
-    # A row that is shorter than a block is stored without padding.
-    form = _Form(bits, min(block, depth), depth, columns, host.lanes("float32"), _VECTORS)
-    bytes_ = int(node.attrs.get("accuracy_level", 0)) == _LEVEL_OF_BYTES
+    bytes_ = _rounds(node)
     left, factors = _emit_bytes(low, form, rows) if bytes_ else (x, 0)
     mr = _most_rows()
     group, item = smaller(rows, _GROUP_ROWS), 1 if bytes_ else 4

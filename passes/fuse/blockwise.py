@@ -1,7 +1,7 @@
 """The pass "BlockwiseProducts": products with weights of few bits for which the CPU has kernels.
 
-These are MatMulNBits, MatMul of a DequantizeLinear of 4 bits in blocks, the form of the standard,
-and the products of QMoE, whose weights an index chooses. Others become products with float weights.
+These are MatMulNBits, MatMul of a DequantizeLinear, the form of the standard, and the products of
+QMoE, whose weights an index chooses. Others become products with float weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from subgraph.transform.pass_manager import register_pass
 _OPERANDS = 6  # A, B, scales, zero points, groups, bias
 # Not imported from ``ops/contrib``, which CPU loads only for models with its operators.
 _BITS = (2, 4, 8)
-_FOUR_BITS = ("int4", "uint4")
+_BITS_OF = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _CHOICE = "GatherBlockQuantized", "com.microsoft"
 _LEAST_BLOCK = 16  # of MatMulNBits; larger ones are powers of two
 
@@ -31,8 +31,9 @@ def is_blockwise(node: Node) -> bool:
     """Return whether the pass may replace a node, or the reader of its result."""
     if node.domain == "com.microsoft" and node.op_type in ("MatMulNBits", "QMoE"):
         return True
-    in_blocks = is_op(node, "DequantizeLinear") and node.attrs.get("block_size", 0)
-    return bool(in_blocks) and dtype_of(node.inputs[0]) in _FOUR_BITS
+    if not is_op(node, "DequantizeLinear") or dtype_of(node.inputs[0]) not in _BITS_OF:
+        return False
+    return any(is_op(user, "MatMul") for user in node.successors())
 
 
 def _is_n_bits(node: Node) -> bool:
@@ -44,8 +45,14 @@ def _is_experts(node: Node) -> bool:
 
 
 @register_pass("BlockwiseProducts", operators=("MatMulNBits", "QMoE", "DequantizeLinear"))
-def blockwise_products(graph: Graph) -> Graph:
-    """Return a copy in which products with constant weights of few bits keep them packed."""
+def blockwise_products(graph: Graph, group_size: int = 0) -> Graph:
+    """Return a copy in which products with constant weights of few bits keep them packed.
+
+    Args:
+        graph: The graph.
+        group_size: Round the other operand to int8, with a scale for each so many elements of a row
+            at most; 0: only where the model allows it, with a scale for each block.
+    """
     levels = {n.name: n.attrs.get("accuracy_level", 0) for n in graph.nodes if _is_experts(n)}
     if levels:
         # The context counts what is computed from parameters as weights, not what is computed from
@@ -62,6 +69,7 @@ def blockwise_products(graph: Graph) -> Graph:
         elif is_op(node, "MatMul"):
             made = _of_dequantized(context, node) or _of_chosen(context, node, levels)
         if made is not None:
+            made.attrs["group_size"] = group_size
             made.inputs = tuple(v if v is None else replaced.get(v, v) for v in made.inputs)
             replaced[node.outputs[0]] = made.outputs[0]
     graph.rewire(replaced)
@@ -110,22 +118,25 @@ def _fits(context: Context, node: Node) -> bool:
 
 
 def _of_dequantized(context: Context, node: Node) -> Node | None:
-    """Return the fused node of a product with dequantized weights of 4 bits; None if it has none.
+    """Return the fused node of a product with dequantized weights; None if it has none.
 
-    Blocks are along K. The weights are brought into the form of MatMulNBits by operators of the
-    standard, which the plan computes once.
+    The weights are brought into the form of MatMulNBits by operators of the standard, which the
+    plan computes once.
     """
     conversion = produced_by(node.inputs[1], "DequantizeLinear")
     if conversion is None or not is_blockwise(conversion):
         return None
+    if produced_by(node.inputs[0], "DequantizeLinear") is not None:
+        return None  # a product of integers
     weights, scales, zeros = [*conversion.inputs, None][:3]
-    sizes, block = shape_of(weights) or (), int(conversion.attrs["block_size"])
-    if len(sizes) != 2 or int(conversion.attrs.get("axis", 1)) % 2:
+    sizes = shape_of(weights) or ()
+    if len(sizes) != 2:
         return None
     depth, columns = sizes
     if not isinstance(depth, int) or not isinstance(columns, int) or not depth * columns:
         return None
-    if block < _LEAST_BLOCK or block & (block - 1) or depth % block:
+    block = _block_size(conversion, depth, columns)
+    if block < _LEAST_BLOCK or block & (block - 1):
         return None
     if {dtype_of(node.inputs[0]), dtype_of(scales), dtype_of(conversion.outputs[0])} != {"float32"}:
         return None
@@ -133,22 +144,42 @@ def _of_dequantized(context: Context, node: Node) -> Node | None:
         return None
     if (shape_of(node.inputs[0]) or (depth,))[-1] not in (None, depth):
         return None
-    blocks = depth // block
     # Other sizes are an error of the conversion, which reports it.
-    if any(shape_of(each) != (blocks, columns) for each in (scales, zeros) if each is not None):
+    if zeros is not None and shape_of(zeros) != shape_of(scales):
         return None
-    if zeros is None and dtype_of(weights) == "uint4":  # MatMulNBits has a default of 8
-        none = np.zeros((columns, -(-blocks // 2)), np.uint8)
-        points: Value | None = part_of(node, "Constant", value=none)
-    else:
-        points = zeros and _packed(node, zeros, blocks, columns)
+    bits, blocks = _BITS_OF[dtype_of(weights) or ""], depth // block
+    every = part_of(node, "Constant", value=np.array([blocks, columns], np.int64))
+    points: Value | None = None
+    if zeros is not None:
+        points = part_of(node, "Expand", _unsigned(node, zeros, bits), every)
+        points = _packed(node, points, blocks, columns, bits)
+    elif dtype_of(weights) in ("uint4", "uint8"):  # MatMulNBits has a default of half the range
+        none = np.zeros((columns, -(-blocks * bits // 8)), np.uint8)
+        points = part_of(node, "Constant", value=none)
     operands = (
         node.inputs[0],
-        _packed(node, weights, depth, columns),
-        part_of(node, "Transpose", scales, perm=[1, 0]),
+        _packed(node, _unsigned(node, weights, bits), depth, columns, bits),
+        part_of(node, "Transpose", part_of(node, "Expand", scales, every), perm=[1, 0]),
         points,
     )
-    return _fused(node, operands, {"bits": 4, "block_size": block, "K": depth, "N": columns})
+    return _fused(node, operands, {"bits": bits, "block_size": block, "K": depth, "N": columns})
+
+
+def _block_size(conversion: Node, depth: int, columns: int) -> int:
+    """Return how many numbers of a column have one scale; 0 if scales are not along columns.
+
+    Args:
+        conversion: The DequantizeLinear of a matrix of weights.
+        depth: Rows of the matrix.
+        columns: Columns of the matrix.
+    """
+    scales, axis = shape_of(conversion.inputs[1]), int(conversion.attrs.get("axis", 1)) % 2
+    block = int(conversion.attrs.get("block_size", 0))
+    if block:
+        fits = axis == 0 and not depth % block and scales == (depth // block, columns)
+        return block if fits else 0
+    fits = scales in ((), (1,)) or (axis == 1 and scales == (columns,))
+    return depth & -depth if fits else 0  # the largest power of two that divides the depth
 
 
 def _of_chosen(context: Context, node: Node, levels: Mapping[str, int]) -> Node | None:
@@ -190,26 +221,33 @@ def _of_chosen(context: Context, node: Node, levels: Mapping[str, int]) -> Node 
     return _fused(node, (x, indices, weights, scales, zeros), form, "FusedGroupedMatMulNBits")
 
 
-def _packed(node: Node, numbers: Value | None, rows: int, columns: int) -> Value:
-    """Return numbers of 4 bits ``[rows, columns]`` as bytes ``[columns, rows / 2]``.
+def _unsigned(node: Node, numbers: Value | None, bits: int) -> Value:
+    """Return weights or zero points as int32, signed ones plus half of their range."""
+    wide = part_of(node, "Cast", numbers, to=ONNX_DTYPE["int32"])
+    if dtype_of(numbers) in ("uint4", "uint8"):
+        return wide
+    half = np.full(1, 1 << (bits - 1), np.int32)
+    return part_of(node, "Add", wide, part_of(node, "Constant", value=half))
 
-    The even rows are the low bits. Signed numbers are increased by 8, as zero points are then.
+
+def _packed(node: Node, numbers: Value, rows: int, columns: int, bits: int) -> Value:
+    """Return numbers ``[rows, columns]`` as bytes ``[columns, rows * bits / 8]``, low bits first.
 
     Args:
         node: The node that the new nodes are a part of.
-        numbers: The numbers.
+        numbers: The numbers, int32.
         rows: Their rows.
         columns: Their columns.
+        bits: Bits of a number.
     """
-    wide = part_of(node, "Cast", numbers, to=ONNX_DTYPE["int32"])
-    if dtype_of(numbers) == "int4":
-        wide = part_of(node, "Add", wide, part_of(node, "Constant", value=np.full(1, 8, np.int32)))
-    columns_first = part_of(node, "Transpose", wide, perm=[1, 0])
-    if rows % 2:
-        more = part_of(node, "Constant", value=np.zeros((columns, 1), np.int32))
-        columns_first = part_of(node, "Concat", columns_first, more, axis=1)
-    pairs = part_of(node, "Constant", value=np.array([columns, -(-rows // 2), 2], np.int64))
-    places = part_of(node, "Constant", value=np.array([1, 16], np.int32))
-    split = part_of(node, "Reshape", columns_first, pairs)
-    sums = part_of(node, "MatMul", split, places)
-    return part_of(node, "Cast", sums, to=ONNX_DTYPE["uint8"])
+    columns_first, count = part_of(node, "Transpose", numbers, perm=[1, 0]), 8 // bits
+    if count > 1:
+        if rows % count:
+            none = np.zeros((columns, -rows % count), np.int32)
+            more = part_of(node, "Constant", value=none)
+            columns_first = part_of(node, "Concat", columns_first, more, axis=1)
+        bytes_ = part_of(node, "Constant", value=np.array([columns, -1, count], np.int64))
+        places = part_of(node, "Constant", value=np.array([1, 16], np.int32))  # of 4 bits
+        split = part_of(node, "Reshape", columns_first, bytes_)
+        columns_first = part_of(node, "MatMul", split, places)
+    return part_of(node, "Cast", columns_first, to=ONNX_DTYPE["uint8"])

@@ -374,13 +374,14 @@ def _quantized(dtype: str) -> Graph:
 
 
 def _few_bits() -> Graph:
-    """Return products with weights of 4 bits, of a token and of a prompt."""
+    """Return products with weights of 4 and 8 bits, of a token and of a prompt."""
     w = _Weights()
     results: list[Value] = []
     inputs = [sg.input("token", (1, 64)), sg.input("prompt", (40, 64))]
-    for x, level in product(inputs, (1, 4)):
-        operands = [x, w(48, 2, 16, value=17, dtype="uint8"), w(48, 2)]
-        form = {"K": 64, "N": 48, "bits": 4, "block_size": 32, "accuracy_level": level}
+    for x, level, bits in product(inputs, (1, 4), (4, 8)):
+        numbers = w(48, 2, 4 * bits, value={4: 17, 8: 121}[bits], dtype="uint8")
+        operands = [x, numbers, w(48, 2)]
+        form = {"K": 64, "N": 48, "bits": bits, "block_size": 32, "accuracy_level": level}
         node = Node("MatMulNBits", operands, domain="com.microsoft", version=1, attrs=form)
         results += node.outputs
     logits = sg.input("logits", (1, 4))
@@ -419,7 +420,7 @@ FAMILIES: dict[str, Callable[[], Graph]] = {
     "small networks": _perceptron,
     "elementwise operators": _elementwise,
     "reductions": _reductions,
-    "weights of 4 bits": _few_bits,
+    "weights of few bits": _few_bits,
     "linear attention": _linear_attention,
     **{f"networks in {dtype}": partial(_quantized, dtype) for dtype in ("uint8", "int8")},
 }

@@ -26,7 +26,7 @@ def test_every_family_is_whole_on_the_cpu(family: str) -> None:
     found = sg.compile_model(graph, "CPU")(arrays)
     expected = sg.compile_model(graph, "REFERENCE")(arrays)
     # There half of the products round their input to int8: 64 times half a step, times 0.07.
-    most = 0.05 if family == "weights of 4 bits" else 1e-4
+    most = 0.05 if family == "weights of few bits" else 1e-4
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=most, err_msg=name)
 

@@ -56,6 +56,12 @@ class CpuOptions(DeviceOptions):
         "float32; empty: in the model's dtype",
         values=("", "bfloat16"),
     )
+    DYNAMIC_QUANTIZATION_GROUP_SIZE: int = option(
+        0,
+        "in products with weights of 2 to 8 bits, round the other operand to int8, with a scale "
+        "for each so many elements of a row at most; 0: only where the model allows it",
+        minimum=0,
+    )
     BATCH_ROWS: int = option(
         0,
         "rows of a batch that run at a time in models that compute rows independently; 0: by the "
@@ -170,7 +176,8 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     guards: dict[Parameter, int] = {}
     # Before the functions of ONNX Runtime's operators are expanded.
     if any(map(is_blockwise, graph.nodes)):
-        graph = apply_pass(graph, "BlockwiseProducts")
+        size = options.DYNAMIC_QUANTIZATION_GROUP_SIZE
+        graph = apply_pass(graph, "BlockwiseProducts", group_size=size)
     graph = region_form(graph, guards)
     _fuse_branches(graph, options, guards)
     if any(_is_half(value) for value in graph.values()):

@@ -55,6 +55,7 @@ def steps_of_bytes(a: Array, block: int) -> Array:
     bias=st.booleans(),
     precision=st.sampled_from(["float32", "float32", "bfloat16"]),
     level=st.sampled_from([0, 4]),
+    group=st.sampled_from([0, 0, 1, 16, 40]),
     threads=st.integers(1, 2),
     seed=st.integers(0, 1 << 30),
 )
@@ -69,6 +70,7 @@ def test_products(
     bias: bool,
     precision: str,
     level: int,
+    group: int,
     threads: int,
     seed: int,
 ) -> None:
@@ -82,12 +84,13 @@ def test_products(
     config = {
         "INFERENCE_PRECISION": precision,
         "INFERENCE_NUM_THREADS": threads,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
         "ENABLE_PROFILING": True,
     }
     got, kernels = kernels_of(sg.compile_model(graph, "CPU", config), a)
     few = 2 * rows if stacked else rows
     narrow = precision == "bfloat16" and host.multiplies_bfloat16()
-    if level == 4:
+    if level == 4 or group:
         in_bytes = not narrow or few <= 64
         assert ("few_rows_of_bytes" in kernels) == in_bytes
         narrow = narrow and not in_bytes
@@ -100,7 +103,8 @@ def test_products(
     size = np.abs(a) @ np.abs(weights) + (0 if added is None else np.abs(added)) + 1e-3
     step = (2.1 * 2.0**-8 if narrow else 0) + (depth + 4) * 2.0**-24
     # Half of a step of each element that is rounded to bytes, times its weight.
-    rounding = steps_of_bytes(a, block) / 2 @ np.abs(weights) if in_bytes else 0
+    together = min(block, 32 if group == 40 else 16) if group else block
+    rounding = steps_of_bytes(a, together) / 2 @ np.abs(weights) if in_bytes else 0
     assert (np.abs(got - wanted) <= step * size + rounding).all()
 
 
@@ -159,36 +163,51 @@ def test_rows_that_do_not_fit() -> None:
 
 @FEW
 @given(
-    dtype=st.sampled_from(["int4", "uint4"]),
+    dtype=st.sampled_from(["int4", "uint4", "int8", "uint8"]),
+    form=st.sampled_from(["blocks", "blocks", "columns", "rows", "one", "one of rank 1"]),
     block=st.sampled_from([8, 16, 32]),
     blocks=st.integers(1, 5),
     columns=st.integers(1, 40),
     rows=st.sampled_from([1, 3, 40]),
     zeros=st.booleans(),
     axis=st.sampled_from([0, 0, -2, 1]),
+    group=st.sampled_from([0, 0, 16]),
     shown=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
-def test_products_with_dequantized_blocks(
+def test_products_with_dequantized_weights(
     dtype: str,
+    form: str,
     block: int,
     blocks: int,
     columns: int,
     rows: int,
     zeros: bool,
     axis: int,
+    group: int,
     shown: bool,
     seed: int,
 ) -> None:
     """The standard's form; other users of the dequantized weights get them as floats."""
-    rng, along = np.random.default_rng(seed), axis % 2
-    least = -8 if dtype == "int4" else 0
-    shape = (block * blocks, columns) if along == 0 else (columns, block * blocks)
-    few = (blocks, columns) if along == 0 else (columns, blocks)
-    numbers, points = (rng.integers(least, least + 16, size) for size in (shape, few))
+    rng, depth = np.random.default_rng(seed), block * blocks
+    least, most = (-8, 8) if "4" in dtype else (-128, 128)
+    if dtype.startswith("u"):
+        least, most = 0, most - least
+    shape = (depth, columns)
+    attributes: dict[str, Any] = {"axis": axis}
+    if form == "blocks":
+        along = axis % 2
+        attributes["block_size"] = block
+        if along == 1:
+            shape = (columns, depth)
+        few = (blocks, columns) if along == 0 else (columns, blocks)
+    else:
+        along = 0
+        attributes["axis"] = 0 if form == "rows" else -1
+        few = {"columns": (columns,), "rows": (depth,), "one": ()}.get(form, (1,))
+    numbers = rng.integers(least, most, shape)
+    points = rng.integers(least, most, few) if zeros else np.zeros(few, np.int64)
     scales = rng.uniform(0.01, 0.03, few).astype(np.float32)
-    if not zeros:
-        points[:] = 0
     kind = getattr(onnx.TensorProto, dtype.upper())
     held = [
         onnx.helper.make_tensor("w", kind, shape, numbers.reshape(-1)),
@@ -196,9 +215,7 @@ def test_products_with_dequantized_blocks(
         *([onnx.helper.make_tensor("z", kind, few, points.reshape(-1))] if zeros else []),
     ]
     nodes = [
-        onnx.helper.make_node(
-            "DequantizeLinear", [t.name for t in held], ["real"], axis=axis, block_size=block
-        ),
+        onnx.helper.make_node("DequantizeLinear", [t.name for t in held], ["real"], **attributes),
         onnx.helper.make_node("MatMul", ["x", "real"], ["y"]),
     ]
     x = rng.standard_normal((rows, shape[0])).astype(np.float32)
@@ -211,15 +228,60 @@ def test_products_with_dequantized_blocks(
         opset_imports=[onnx.helper.make_opsetid("", 21)],
         ir_version=10,
     )
-    spread = (np.repeat(of, block, along) for of in (points, scales))
-    real = (numbers - next(spread)) * next(spread).astype(np.float64)
-    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
-    request = compiled.create_infer_request()
+
+    def spread(of: Array) -> Array:
+        if form == "blocks":
+            return np.repeat(of, block, along)
+        return of[:, None] if form == "rows" else of
+
+    real = (numbers - spread(points)) * spread(scales).astype(np.float64)
+    config = {"ENABLE_PROFILING": True, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group}
+    request = sg.compile_model(sg.load(model), "CPU", config).create_infer_request()
     got = request.infer({"x": x})
+    kernels = "".join(entry.kernel for entry in request.profile())
+    # Scales of a matrix or column stand for blocks of a power of two of rows.
+    rows_of_block = block if form == "blocks" else depth & -depth
+    packed = form != "rows" and (form != "blocks" or along == 0) and rows_of_block >= 16
+    # A scale of length 1 may be that of the only row, column or block.
+    if few not in ((1,), (1, 1)):
+        assert ("blockwise" in kernels) == packed
+    assert "reference" not in kernels
     step = 2.0**-24 * (len(real) + 4)
-    assert (np.abs(got["y"] - x @ real) <= step * (np.abs(x) @ np.abs(real)) + 1e-9).all()
+    allowed = step * (np.abs(x) @ np.abs(real)) + 1e-9
+    if group and "blockwise" in kernels:
+        allowed += steps_of_bytes(x, 16) / 2 @ np.abs(real)
+    assert (np.abs(got["y"] - x @ real) <= allowed).all()
     if shown:
         np.testing.assert_allclose(got["real"], real, rtol=1e-6)
+
+
+def test_products_between_conversions_are_of_integers() -> None:
+    """Weights of 8 bits whose other operand is dequantized too."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((4, 32)).astype(np.float32)
+    held = {
+        "w": rng.integers(-128, 128, (32, 24)).astype(np.int8),
+        "s": np.float32(0.02),
+        "z": np.int8(0),
+    }
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["a"]),
+        onnx.helper.make_node("DequantizeLinear", ["w", "s", "z"], ["b"]),
+        onnx.helper.make_node("MatMul", ["a", "b"], ["m"]),
+        onnx.helper.make_node("QuantizeLinear", ["m", "s", "z"], ["y"]),
+    ]
+    tensors = [onnx.numpy_helper.from_array(np.asarray(a), name) for name, a in held.items()]
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes, "g", [info("x", 1, x.shape)], [info("y", 3, None)], tensors
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10
+    )
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    request = compiled.create_infer_request()
+    request.infer({"x": x})
     kernels = "".join(entry.kernel for entry in request.profile())
-    assert ("blockwise" in kernels) == (along == 0 and block >= 16)
-    assert "reference" not in kernels
+    assert "quantized" in kernels
+    assert "blockwise" not in kernels

@@ -134,10 +134,10 @@ def test_cpu_multiplies_the_rows_of_an_expert_together() -> None:
 
 
 @pytest.mark.parametrize(("bits", "block", "rows"), [(4, 16, 200), (8, 0, 3), (2, 16, 40)])
-@pytest.mark.parametrize("level", [0, 4])
+@pytest.mark.parametrize(("level", "group"), [(0, 0), (4, 0), (0, 16)])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_packed_weights_of_experts(
-    zeros: bool, level: int, bits: int, block: int, rows: int
+    zeros: bool, level: int, group: int, bits: int, block: int, rows: int
 ) -> None:
     """CPU reads them as they are packed; REFERENCE converts them to floats."""
     outputs = 2 * _INNER + 16  # half a panel more than whole ones
@@ -152,10 +152,12 @@ def test_packed_weights_of_experts(
     constants = [k for k, value in enumerate(inputs) if k > 1 and value is not None]
     graph = sg.load(node_model("QMoE", inputs, constants=constants, **form))
     expected = sg.compile_model(graph, "REFERENCE")([x, router])[0]
-    request = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True}).create_infer_request()
+    config = {"ENABLE_PROFILING": True, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group}
+    request = sg.compile_model(graph, "CPU", config).create_infer_request()
     found = request.infer([x, router])[0]
-    scale = np.abs(expected).max()
-    assert np.abs(found - expected).max() <= (0.03 if level else 1e-5) * scale
+    scale, apart = np.abs(expected).max(), np.abs(found - expected).max()
+    assert apart <= (0.03 if level or group else 1e-5) * scale
+    assert (apart > 1e-4 * scale) == bool(level or group)
     kernels = [entry.kernel.split("(")[0] for entry in request.profile()]
     assert kernels.count("contrib.blockwise_kernels.grouped_rows") == 2
 
