@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.operators.functions import Call, Results, function
@@ -352,12 +351,6 @@ def _quantized(call: Call, name: str) -> _Layer:
     return _Layer(packed, bias, bits, block, call.cast(scales, dtype), zeros)
 
 
-def _as_floats(call: Call, layer: _Layer) -> _Layer:
-    """Return a layer with weights of the input's dtype, which are computed once."""
-    experts = call.constant(np.arange(call.size(layer.weights, 0)), "int64")
-    return _Layer(layer.of(call, experts), layer.bias)
-
-
 @function(
     "QMoE",
     "input, router_probs, fc1_experts_weights, fc1_scales?, fc1_experts_bias?, fc2_experts_weights,"
@@ -386,9 +379,6 @@ def qmoe(call: Call) -> Results:
         raise call.unsupported("weights_prepacked=1")
     first, second = _quantized(call, "fc1"), _quantized(call, "fc2")
     third = None if call.input("fc3_experts_weights") is None else _quantized(call, "fc3")
-    if call.dtype(call.inputs[0]) != "float32":  # kernels of packed weights are for float32
-        first, second = _as_floats(call, first), _as_floats(call, second)
-        third = None if third is None else _as_floats(call, third)
     routed = _routed(call, call.inputs[1], call.input("router_weights"), of_chosen=True)
     return _mixture(call, routed, first, second, third)
 

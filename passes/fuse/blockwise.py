@@ -6,12 +6,14 @@ QMoE, whose weights an index chooses. Others become products with float weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import ONNX_DTYPE
+from subgraph.graph.types import ONNX_DTYPE, TensorType
 from subgraph.operators.inference import part_metadata
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.passes.patterns import Context, dtype_of, is_op, part_of, produced_by, shape_of
@@ -22,6 +24,7 @@ from subgraph.transform.pass_manager import register_pass
 _OPERANDS = 6  # A, B, scales, zero points, groups, bias
 # Not imported from ``ops/contrib``, which CPU loads only for models with its operators.
 _BITS = (2, 4, 8)
+_FLOATS = ("float32", *HALF_FLOATS)
 _BITS_OF = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _CHOICE = "GatherBlockQuantized", "com.microsoft"
 _LEAST_BLOCK = 16  # of MatMulNBits; larger ones are powers of two
@@ -65,34 +68,58 @@ def blockwise_products(graph: Graph, group_size: int = 0) -> Graph:
     for node in graph.nodes:
         made = None
         if _is_n_bits(node) and _fits(context, node):
-            made = _fused(node, node.inputs, {"bits": 4, **node.attrs})
+            made = _Product(node.inputs, {"bits": 4, **node.attrs})
         elif is_op(node, "MatMul"):
             made = _of_dequantized(context, node) or _of_chosen(context, node, levels)
         if made is not None:
-            made.attrs["group_size"] = group_size
-            made.inputs = tuple(v if v is None else replaced.get(v, v) for v in made.inputs)
-            replaced[node.outputs[0]] = made.outputs[0]
+            inputs = [v if v is None else replaced.get(v, v) for v in made.inputs]
+            attributes = {**made.attributes, "group_size": group_size}
+            product = _Product(inputs, attributes, made.op_type)
+            replaced[node.outputs[0]] = _fused(node, product)
     graph.rewire(replaced)
     return graph
 
 
-def _fused(
-    node: Node,
-    inputs: tuple[Value | None, ...],
-    attributes: Mapping[str, object],
-    op_type: str = "FusedMatMulNBits",
-) -> Node:
-    """Return the node that computes the result of ``node`` from packed weights."""
+class _Product(NamedTuple):
+    """The parts of a fused node.
+
+    Attributes:
+        inputs: Its inputs.
+        attributes: Its attributes.
+        op_type: Its operator.
+    """
+
+    inputs: Sequence[Value | None]
+    attributes: Mapping[str, object]
+    op_type: str = "FusedMatMulNBits"
+
+
+def _fused(node: Node, product: _Product) -> Value:
+    """Return the result of ``node`` as a fused node computes it from packed weights.
+
+    The node computes in float32; operands and results of half precision are converted.
+    """
+    given = [
+        part_of(node, "Cast", value, to=ONNX_DTYPE["float32"])
+        if dtype_of(value) in HALF_FLOATS
+        else value
+        for value in product.inputs
+    ]
     made = Node(
-        op_type,
-        inputs,
+        product.op_type,
+        given,
         name=node.name,
         domain=INTERNAL_DOMAIN,
-        attrs=attributes,
+        attrs=product.attributes,
         metadata=part_metadata(node),
     )
-    made.outputs[0].type = node.outputs[0].type
-    return made
+    (result,) = made.outputs
+    result.type = node.outputs[0].type
+    dtype = dtype_of(result)
+    if isinstance(result.type, TensorType) and dtype in HALF_FLOATS:
+        result.type = TensorType("float32", result.type.shape)
+        return part_of(node, "Cast", result, to=ONNX_DTYPE[dtype])
+    return result
 
 
 def _fits(context: Context, node: Node) -> bool:
@@ -107,8 +134,9 @@ def _fits(context: Context, node: Node) -> bool:
         # The kernels read words of 32 bits, whose rows all exist.
         and depth % (32 // bits) == 0
         and not node.attrs.get("weight_prepacked", 0)
-        and dtype_of(a) == dtype_of(scales) == "float32"
-        and (bias is None or dtype_of(bias) == "float32")
+        and dtype_of(a) in _FLOATS
+        and dtype_of(scales) == dtype_of(a)
+        and (bias is None or dtype_of(bias) == dtype_of(a))
         and (zeros is None or dtype_of(zeros) == "uint8")
         and groups is None
         and constant
@@ -117,8 +145,8 @@ def _fits(context: Context, node: Node) -> bool:
     )
 
 
-def _of_dequantized(context: Context, node: Node) -> Node | None:
-    """Return the fused node of a product with dequantized weights; None if it has none.
+def _of_dequantized(context: Context, node: Node) -> _Product | None:
+    """Return the fused form of a product with dequantized weights; None if it has none.
 
     The weights are brought into the form of MatMulNBits by operators of the standard, which the
     plan computes once.
@@ -138,7 +166,8 @@ def _of_dequantized(context: Context, node: Node) -> Node | None:
     block = _block_size(conversion, depth, columns)
     if block < _LEAST_BLOCK or block & (block - 1):
         return None
-    if {dtype_of(node.inputs[0]), dtype_of(scales), dtype_of(conversion.outputs[0])} != {"float32"}:
+    floats = {dtype_of(v) for v in (node.inputs[0], scales, conversion.outputs[0])}
+    if len(floats) > 1 or floats.isdisjoint(_FLOATS):
         return None
     if not all(context.is_weight(v) for v in conversion.inputs if v is not None):
         return None
@@ -162,7 +191,7 @@ def _of_dequantized(context: Context, node: Node) -> Node | None:
         part_of(node, "Transpose", part_of(node, "Expand", scales, every), perm=[1, 0]),
         points,
     )
-    return _fused(node, operands, {"bits": bits, "block_size": block, "K": depth, "N": columns})
+    return _Product(operands, {"bits": bits, "block_size": block, "K": depth, "N": columns})
 
 
 def _block_size(conversion: Node, depth: int, columns: int) -> int:
@@ -182,8 +211,8 @@ def _block_size(conversion: Node, depth: int, columns: int) -> int:
     return depth & -depth if fits else 0  # the largest power of two that divides the depth
 
 
-def _of_chosen(context: Context, node: Node, levels: Mapping[str, int]) -> Node | None:
-    """Return the fused node of a product with matrices that an index chooses; None if it has none.
+def _of_chosen(context: Context, node: Node, levels: Mapping[str, int]) -> _Product | None:
+    """Return the fused form of a product with matrices that an index chooses; None if it has none.
 
     The matrices are those of a GatherBlockQuantized of the body of a QMoE, the vectors columns.
 
@@ -212,13 +241,14 @@ def _of_chosen(context: Context, node: Node, levels: Mapping[str, int]) -> Node 
         and all(context.is_weight(v) for v in (weights, scales, zeros) if v is not None)
         and len(shape_of(indices) or ()) == 1
         and (shape_of(x) or ())[1:] == (depth, 1)
-        and dtype_of(x) == dtype_of(scales) == "float32"
+        and dtype_of(x) in _FLOATS
+        and dtype_of(scales) == dtype_of(x)
     )
     if not fits:
         return None
     level = levels.get((node.metadata or {}).get("origin", ""), 0)
     form = {"bits": bits, "block_size": block, "K": depth, "N": columns, "accuracy_level": level}
-    return _fused(node, (x, indices, weights, scales, zeros), form, "FusedGroupedMatMulNBits")
+    return _Product((x, indices, weights, scales, zeros), form, "FusedGroupedMatMulNBits")
 
 
 def _unsigned(node: Node, numbers: Value | None, bits: int) -> Value:

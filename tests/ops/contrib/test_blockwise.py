@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph.graph.types import Array
+from subgraph.graph.types import Array, numpy_dtype
 from subgraph.system import host
 from tests.support.contrib import node_model
 
@@ -193,14 +193,14 @@ def test_products_with_dequantized_weights(
     least, most = (-8, 8) if "4" in dtype else (-128, 128)
     if dtype.startswith("u"):
         least, most = 0, most - least
-    shape = (depth, columns)
+    shape: tuple[int, ...] = (depth, columns)
     attributes: dict[str, Any] = {"axis": axis}
     if form == "blocks":
         along = axis % 2
         attributes["block_size"] = block
         if along == 1:
             shape = (columns, depth)
-        few = (blocks, columns) if along == 0 else (columns, blocks)
+        few: tuple[int, ...] = (blocks, columns) if along == 0 else (columns, blocks)
     else:
         along = 0
         attributes["axis"] = 0 if form == "rows" else -1
@@ -285,3 +285,46 @@ def test_products_between_conversions_are_of_integers() -> None:
     kernels = "".join(entry.kernel for entry in request.profile())
     assert "quantized" in kernels
     assert "blockwise" not in kernels
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("form", ["MatMulNBits", "DequantizeLinear"])
+def test_models_in_half_precision_have_packed_weights_too(form: str, rows: int, dtype: str) -> None:
+    """Two products one after the other, whose results are rounded once each."""
+    half, rng, size = numpy_dtype(dtype), np.random.default_rng(5), 64
+    x = rng.standard_normal((rows, size)).astype(half)
+    numbers = rng.integers(-128, 128, (size, size))
+    scales = rng.uniform(0.001, 0.003, (size, 2)).astype(half)  # of two blocks of each column
+    make = onnx.helper.make_node
+    if form == "MatMulNBits":
+        weights = {"w": (numbers + 128).astype(np.uint8).reshape(size, 2, 32), "s": scales}
+        sizes: dict[str, Any] = {"K": size, "N": size, "bits": 8, "block_size": 32}
+        nodes = [
+            make(form, [at, "w", "s"], [to], domain="com.microsoft", **sizes)
+            for at, to in ("xh", "hy")
+        ]
+    else:
+        weights = {"w": numbers.astype(np.int8).T, "s": scales.T}
+        nodes = [make(form, ["w", "s"], ["floats"], axis=0, block_size=32)]
+        nodes += [make("MatMul", [at, "floats"], [to]) for at, to in ("xh", "hy")]
+    kind = onnx.helper.np_dtype_to_tensor_dtype(half)
+    info = onnx.helper.make_tensor_value_info
+    held = [onnx.numpy_helper.from_array(np.ascontiguousarray(a), k) for k, a in weights.items()]
+    graph = onnx.helper.make_graph(
+        nodes, "g", [info("x", kind, x.shape)], [info("y", kind, None)], held
+    )
+    imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    request = compiled.create_infer_request()
+    found = request.infer({"x": x})["y"]
+    assert found.dtype == half
+    real = (numbers * np.repeat(scales.astype(np.float64), 32, 1)).T
+    first = x.astype(np.float64) @ real
+    step = float(np.finfo(half).eps if dtype == "float16" else 2.0**-7)
+    allowed = step * (np.abs(first) @ np.abs(real) + np.abs(first @ real))
+    assert (np.abs(found.astype(np.float64) - first @ real) <= allowed).all()
+    kernels = [entry.kernel for entry in request.profile()]
+    assert sum("blockwise" in kernel for kernel in kernels) == 2
+    assert not any("reference" in kernel for kernel in kernels)
