@@ -10,21 +10,20 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from subgraph.errors import DeviceError, ShapeError
+from subgraph.errors import DeviceError, ShapeError, SubgraphError, described
 from subgraph.graph.graph import Node
 from subgraph.graph.result_arrays import is_array, is_list, read_only
-from subgraph.graph.types import TensorType, dtype_of
-from subgraph.operators.operator import Operator, Reference
-from subgraph.operators.schema import Schema
-
-
-def is_foreign(operator: Operator) -> bool:
-    """Return whether an operator is a user's, with a schema and a ``compute`` of its own."""
-    return isinstance(operator.schema, Schema) and operator.body is None
+from subgraph.graph.types import TensorType, ValueType, dtype_of
+from subgraph.operators.op_checks import expected_result
+from subgraph.operators.operator import Operator, Reference, largest_outputs
 
 
 def call_foreign(
-    operator: Operator, compute: Reference, node: Node, inputs: Sequence[Any]
+    operator: Operator,
+    compute: Reference,
+    node: Node,
+    inputs: Sequence[Any],
+    types: Sequence[ValueType | None],
 ) -> Sequence[Any]:
     """Return the checked results of a user's ``compute``, which gets its inputs read-only.
 
@@ -33,20 +32,28 @@ def call_foreign(
         compute: Its ``compute``.
         node: The node.
         inputs: As for ``compute``.
+        types: The types that the operator's ``infer`` says for these inputs; () if it has none.
 
     Raises:
         DeviceError: it returned anything but one value of the right type for each output.
+        ShapeError: it raised an error.
     """
-    answer: Any = compute(node, [read_only(item) for item in inputs])
+    try:
+        answer: Any = compute(node, [read_only(item) for item in inputs])
+    except (SubgraphError, MemoryError, NotImplementedError):
+        raise
+    except Exception as error:
+        raise ShapeError(f"compute raised {described(error)}") from error
     if not is_list(answer):
         raise _error(node, f"a {type(answer).__name__}", "return a list, one item for each output")
     results: Sequence[Any] = answer
-    if len(results) < len(node.outputs):
+    # A node may leave out optional outputs, which ``compute`` returns none the less.
+    if not len(node.outputs) <= len(results) <= largest_outputs(operator, node):
         wanted = f"the node has {len(node.outputs)} outputs"
         raise _error(node, f"{len(results)} results", wanted)
     for position, result in enumerate(results[: len(node.outputs)]):
         # Without ``infer`` the type is what a file declares, which may be wrong.
-        type_ = node.outputs[position].type if operator.infer is not None else None
+        type_ = types[position] if types else None
         if type_ is None or isinstance(type_, TensorType):
             _check(node, position, result, type_)
     return results
@@ -64,10 +71,8 @@ def _check(node: Node, position: int, result: Any, type_: TensorType | None) -> 
         found = TensorType(dtype_of(array), array.shape)
     except ShapeError as error:
         raise _error(node, f"an array of {array.dtype} {place}", str(error)) from error
-    # A run may have other sizes than the node was typed for, but no other dtype or rank.
-    if type_ is None:
-        return
-    if found.dtype != type_.dtype or type_.rank not in (None, found.rank):
+    check = expected_result(type_)
+    if check is not None and (found.dtype != check[0].dtype or not check[2](array.shape)):
         raise _error(node, f"{found} {place}", f"its infer said {type_}")
 
 

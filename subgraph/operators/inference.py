@@ -19,7 +19,13 @@ from subgraph.graph.result_arrays import is_list
 from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.op_checks import output_types, region_types
-from subgraph.operators.operator import find_operator, operator_key, operator_of
+from subgraph.operators.operator import (
+    find_operator,
+    is_foreign,
+    largest_outputs,
+    operator_key,
+    operator_of,
+)
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
 from subgraph.operators.schema import newest_opset
 from subgraph.operators.shape_values import concretized, is_partial
@@ -223,13 +229,24 @@ def infer_types(
         check_operands(node, input_types, whole)
         if operator.infer is None:
             return infer_by_onnx(node, input_types, whole)
-        found = _checked_answer(node, operator.infer(node, input_types, values))
+        answer = operator.infer(node, input_types, values)
     except SubgraphError as error:
         if not isinstance(error, ShapeError) or str(error).startswith("node "):
             raise
-        raise _mismatch(node, input_types, error) from error
+        raise _error(node, input_types, f" do not fit: {message_of(error)}") from error
     except Exception as error:
-        raise _mismatch(node, input_types, error) from error
+        if is_foreign(operator):
+            raise _error(node, input_types, f": infer raised {described(error)}") from error
+        why = described(error) if isinstance(error, KeyError) else message_of(error)
+        raise _error(node, input_types, f" do not fit: {why}") from error
+    found: list[Any] = list(answer) if is_list(answer) else [answer]
+    # The text of a type decides sizes that are left open while a plan is made: only if it is shown.
+    if not is_list(answer) or not all(t is None or isinstance(t, ValueType) for t in found):
+        problem = f"{answer!r}; return a list of types, None if unknown"
+        raise _error(node, input_types, f": infer of {node.op_type} returned {problem}")
+    if len(found) > largest_outputs(operator, node) and is_foreign(operator):
+        problem = f"{len(found)} types; the node has {len(node.outputs)} outputs"
+        raise _error(node, input_types, f": infer of {node.op_type} returned {problem}")
     return (found + unknown)[: len(node.outputs)]
 
 
@@ -255,30 +272,13 @@ def part_metadata(node: Node) -> dict[str, str]:
     return {"origin": node.name, **notes}
 
 
-def _checked_answer(node: Node, answer: Any) -> list[ValueType | None]:
-    """Return the types that an operator's ``infer`` returned.
-
-    Raises:
-        TypeError: it returned something else.
-    """
-    types: list[Any] = list(answer) if is_list(answer) else [answer]
-    fits = all(type_ is None or isinstance(type_, ValueType) for type_ in types)
-    # The text of a type decides sizes that are left open while a plan is made: only if it is shown.
-    if not fits or not is_list(answer):
-        raise TypeError(
-            f"infer of {node.op_type} returned {answer!r}; return a list of types, None if unknown"
-        )
-    return types
-
-
-def _mismatch(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
+def _error(node: Node, types: Sequence[ValueType | None], problem: str) -> ShapeError:
     shown = ", ".join("-" if t is None else str(t) for t in types)
     where = f"node {node.name!r} ({node.op_type})" if node.name else node.op_type
     origin = (node.metadata or {}).get("origin")
     if origin:
         where += f", made of node {origin!r}"
-    why = described(error) if isinstance(error, KeyError) else message_of(error)
-    return ShapeError(f"{where}: inputs ({shown}) do not fit: {why}")
+    return ShapeError(f"{where}: inputs ({shown}){problem}")
 
 
 def infer_by_onnx(

@@ -178,6 +178,16 @@ def operator_of(node: Node) -> Operator:
     return find_operator(operator_key(node.op_type, node.domain)) or _UNDECLARED
 
 
+def is_foreign(operator: Operator) -> bool:
+    """Return whether an operator is a user's, with a schema and a ``compute`` of its own."""
+    return isinstance(operator.schema, Schema) and operator.body is None
+
+
+def largest_outputs(operator: Operator, node: Node) -> int:
+    """Return how many outputs a node may have: as the schema says, at least those it has."""
+    return max(getattr(operator.schema, "max_outputs", 0), len(node.outputs))
+
+
 def is_random(node: Node) -> bool:
     """Return whether results may differ for equal inputs, as the operator's declaration says."""
     return _says(operator_of(node).random, node)

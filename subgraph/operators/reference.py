@@ -29,14 +29,14 @@ from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
 from subgraph.graph.result_arrays import is_array, is_list
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
-from subgraph.operators.compute_checks import call_foreign, is_foreign, is_scalar
+from subgraph.operators.compute_checks import call_foreign, is_scalar
 from subgraph.operators.inference import (
     check_values,
     infer_types,
     part_metadata,
     set_output_types,
 )
-from subgraph.operators.operator import Operator, operator_of
+from subgraph.operators.operator import Operator, is_foreign, operator_of
 from subgraph.operators.schema import find_schema, newest_opset
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -67,13 +67,14 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
         # Operands are checked first: onnx.reference accepts many that do not fit, and computes
         # something.
         check_values(node, given)
-        outputs = _without_elements(_checked_types(node, operator, given))
+        types = _checked_types(node, operator, given)
+        outputs = _without_elements(types)
         if outputs is None:
             with np.errstate(all="ignore"):
                 if compute is None:
                     outputs = standard(node, given)
                 elif is_foreign(operator):
-                    outputs = call_foreign(operator, compute, node, given)
+                    outputs = call_foreign(operator, compute, node, given, types)
                 else:
                     outputs = compute(node, given)
     except SubgraphError as error:
@@ -104,6 +105,9 @@ def _checked_types(
 ) -> Sequence[ValueType | None]:
     """Return the types of the results if they may be large or without elements, else nothing.
 
+    Those of a user's operator are always returned, if it has an ``infer``, for the check of what
+    its ``compute`` returns.
+
     Raises:
         LimitError: the results are above the memory budget; nothing was allocated.
     """
@@ -112,7 +116,8 @@ def _checked_types(
         if is_array(value):
             product *= value.size or 1
             empty = empty or not value.size
-    if product <= _UNCHECKED_PRODUCT and not empty and not operator.grows:
+    infers = is_foreign(operator) and operator.infer is not None
+    if product <= _UNCHECKED_PRODUCT and not empty and not operator.grows and not infers:
         return ()
     types = [_type_of(value) for value in inputs]
     # Shapes, axes and repeats, on which the sizes of results depend, are short; 4096 is an

@@ -98,6 +98,12 @@ def test_results_of_the_right_type_are_taken(core: sg.Core, device: str) -> None
         (lambda node, inputs: [object()], "a object for output 0"),
         (lambda node, inputs: [inputs[0].astype("f8")], r"float64\[2, 4\] for output 0; its infer"),
         (lambda node, inputs: [inputs[0][0]], r"float32\[4\] for output 0; its infer"),
+        (lambda node, inputs: [inputs[0][:, :3]], r"float32\[2, 3\] for output 0; its infer"),
+        (
+            lambda node, inputs: [inputs[0][:1]],
+            r"float32\[1, 4\] .* its infer said float32\[2, 4\]",
+        ),
+        (lambda node, inputs: [inputs[0], inputs[0]], "2 results; the node has 1 outputs"),
         (lambda node, inputs: [np.zeros(2, "V8")], "an array of"),
     ],
 )
@@ -126,10 +132,16 @@ def test_the_text_of_an_error_says_what_was_raised(core: sg.Core, device: str) -
     def look_up(*_: Any) -> Any:
         return {}["no such key"]
 
-    for error, text in ((look_up, "KeyError: 'no such key'"), (fail, "cannot be shown")):
-        with pytest.raises(sg.ShapeError, match=f"'the_node'.*{text}"):
+    def take_nothing() -> Any: ...
+
+    for error, text in (
+        (look_up, "KeyError: 'no such key'"),
+        (fail, "cannot be shown"),
+        (take_nothing, "TypeError: .* 0 positional arguments"),
+    ):
+        with pytest.raises(sg.ShapeError, match=f"'the_node'.*: compute raised .*{text}"):
             results(core, device, compute=error)
-        with pytest.raises(sg.ShapeError, match=f"'the_node'.*{text}"):
+        with pytest.raises(sg.ShapeError, match=f"'the_node'.*: infer raised .*{text}"):
             results(core, device, infer=error)
 
 
@@ -137,3 +149,8 @@ def test_the_text_of_an_error_says_what_was_raised(core: sg.Core, device: str) -
 def test_infer_returns_types(core: sg.Core, answer: Any) -> None:
     with pytest.raises(sg.ShapeError, match=r"'the_node'.*infer of Faulty returned .* of types"):
         results(core, "CPU", infer=lambda *_: answer)
+
+
+def test_infer_returns_no_more_types_than_there_are_outputs(core: sg.Core) -> None:
+    with pytest.raises(sg.ShapeError, match="infer of Faulty returned 2 types; .* 1 outputs"):
+        results(core, "CPU", infer=lambda node, types, values: [types[0], types[0]])
