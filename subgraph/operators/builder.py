@@ -259,11 +259,11 @@ def _convert(kind: str, value: Any) -> Any:
         case "float":
             return float(value)
         case "int":
-            return int(value)
+            return _whole(value)
         case "floats":
             return tuple(float(v) for v in value)
         case "ints":
-            return tuple(int(v) for v in value)
+            return tuple(_whole(v) for v in value)
         case "string":
             return value if isinstance(value, (str, bytes)) else str(value)
         case "strings":
@@ -275,6 +275,13 @@ def _convert(kind: str, value: Any) -> Any:
             return array
         case _:
             return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _whole(value: Any) -> int:
+    whole = int(value)
+    if whole != value:
+        raise ValueError("no whole number")
+    return whole
 
 
 def _check_attributes(schema: Schema, attrs: Mapping[str, Any]) -> None:

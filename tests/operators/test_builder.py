@@ -189,3 +189,14 @@ def test_what_is_no_shape_or_parameter() -> None:
             sg.input("x", shape)  # type: ignore[arg-type]
     with pytest.raises(sg.ShapeError, match="array of objects"):
         sg.parameter("w", np.array([object()]))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes"),
+    [("Softmax", {"axis": 0.5}), ("Transpose", {"perm": [0.0, 1.25]}), ("Flatten", {"axis": "1"})],
+)
+def test_whole_numbers_are_not_rounded(op_type: str, attributes: dict[str, Any]) -> None:
+    (name,) = attributes
+    with pytest.raises(sg.ModelError, match=f"{op_type}: attribute '{name}' takes int"):
+        getattr(ops, op_type)(sg.input("x", (2, 2)), **attributes)
+    assert ops.Softmax(sg.input("x", (2, 2)), axis=np.float32(1)).producer.attrs["axis"] == 1
