@@ -113,7 +113,8 @@ def _profile_regions(args: argparse.Namespace) -> None:
         write_profile(args.output, measured)
         facts["file"] = str(args.output)
     facts |= {f"ms of a run, {name}": round(s * 1e3, 3) for name, s in measured.runs.items()}
-    facts["alone"] = placement.table["alone"] or "no: several devices together are faster"
+    if len(devices) > 1:
+        facts["alone"] = placement.table["alone"] or "no: several devices together are faster"
     rows: list[Row] = [
         {"region": row["region"], "nodes": row["nodes"], "device": row["device"]}
         | {f"{d.name} us": _us(row["seconds"].get(d.name)) for d in devices}

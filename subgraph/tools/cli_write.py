@@ -60,7 +60,8 @@ def _dims(text: str) -> list[Dim]:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
+    # A negative number is an error of the shape, not a name.
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def _file_names(names: Sequence[str]) -> list[str]:

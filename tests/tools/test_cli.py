@@ -268,6 +268,9 @@ def test_reshape_writes_a_model_for_other_sizes(
     np.testing.assert_array_equal(found, array.reshape(4, 6))
     assert main(["reshape", str(target), "--shape", "M=5", "-o", str(target)]) == 1
     assert "'M' is neither an input" in capsys.readouterr().err
+    for wrong in ("--batch=-1", "--shape=x=-1,2,3"):
+        assert main(["reshape", str(target), wrong, "-o", str(target)]) == 1
+        assert "dimension -1 of shape" in capsys.readouterr().err
     answer = run_json(capsys, "reshape", target, "--shape", "x=5,2,3", "-o", tmp_path / "5.onnx")
     assert [row["now"] for row in answer["rows"]] == ["float32[5, 2, 3]", "float32[5, 6]"]
 
@@ -527,6 +530,14 @@ def test_measured_times_place_nodes(capsys: pytest.CaptureFixture[str], tmp_path
     config = ["--config", "PLACEMENT=COST", "--config", f"PROFILE={path}"]
     answer = run_json(capsys, "query", DIGITS, "--device", "HETERO:CPU,REFERENCE", *config)
     assert answer["taken"] == answer["nodes"]
+
+
+def test_regions_are_timed_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "profile", DIGITS, "--devices", "CPU")
+    assert answer["rows"]
+    assert {row["device"] for row in answer["rows"]} == {"CPU"}
+    assert all(row["CPU us"] > 0 for row in answer["rows"])
+    assert "alone" not in answer
 
 
 def test_an_imported_file_registers_where_the_commands_look(

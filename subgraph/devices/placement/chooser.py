@@ -236,6 +236,8 @@ class HeteroPlacement:
         """
         configs = self._listed.configs
         profile = measure(graph, self._devices, inputs, repeats=repeats, configs=configs)
+        placed, _, _ = self._by_priority(graph, None)
+        placed.update(self._by_times(graph, MeasuredPlacement("COST", ""), profile, placed))
         core = next((device.core for device in self._devices if device.core is not None), None)
         if core is None or len(self._devices) < 2:
             return profile
@@ -244,8 +246,6 @@ class HeteroPlacement:
             with suppress(DeviceError, UnsupportedOpError):
                 config = self._listed.config_of(device)
                 models[device.name] = core.compile_model(graph, device.name, config)
-        placed, _, _ = self._by_priority(graph, None)
-        placed.update(self._by_times(graph, MeasuredPlacement("COST", ""), profile, placed))
         if len(set(placed.values())) > 1:
             names = ",".join(device.name for device in self._devices)
             config = {name: dict(each) for name, each in configs.items() if each}
