@@ -96,7 +96,17 @@ def message_of(error: BaseException) -> str:
 
 def described(error: BaseException) -> str:
     """Return the class and the text of a foreign exception, for the message of an error."""
-    return f"{type(error).__name__}: {message_of(error)}"
+    text = message_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what an error of the machine says; the class and the text of any other.
+
+    The text of others, such as the key of a KeyError, says little without the class.
+    """
+    speaks = isinstance(error, (SubgraphError, ImportError, OSError, RuntimeError, MemoryError))
+    return (speaks and message_of(error)) or described(error)
 
 
 def require_type(

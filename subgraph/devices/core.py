@@ -40,15 +40,16 @@ from subgraph.errors import (
     ConfigError,
     DeviceError,
     SubgraphError,
+    cause_of,
     described,
     file_error,
-    message_of,
     require_type,
 )
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.operators.operator import (
     Operator,
+    check_operator,
     find_operator,
     register_operator,
     unregister_operator,
@@ -171,9 +172,10 @@ class Core:
         Raises:
             UnsupportedOpError: another module has registered an operator of this name.
             DeviceError: a device named in ``kernels`` is unknown or takes no kernels.
-            ConfigError: ``extension`` is no `Operator`.
+            ConfigError: ``extension`` is no `Operator`, or a field of it has a wrong type.
         """
         require_type(extension, Operator, ConfigError, "an sg.Operator")
+        check_operator(extension)
         with self._lock:
             self._find_installed()
             for name in extension.kernels:
@@ -291,11 +293,7 @@ class Core:
                 self._extend(device, name)
                 self._devices[name] = device
         except Exception as error:
-            # An error about the machine says what is missing; the text of others, such as the key
-            # of a KeyError, says little without the error's type.
-            says_why = isinstance(error, (SubgraphError, ImportError, OSError, RuntimeError))
-            why = message_of(error) if says_why else described(error)
-            message = f"device {name} cannot start: {why}"
+            message = f"device {name} cannot start: {cause_of(error)}"
             self._failed[name] = message
             # A missing optional package is normal: log it below the default level.
             cause: BaseException | None = error

@@ -12,13 +12,19 @@ from typing import Any
 
 import attrs
 
-from subgraph.errors import UnsupportedOpError
+from subgraph.errors import ConfigError, UnsupportedOpError, require_type
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, ValueType
 from subgraph.operators.batch_axes import BatchRule
 from subgraph.operators.requirements import Rule, rule_from_signature
-from subgraph.operators.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
-from subgraph.system.registry import Registry, declared_at, defined_at
+from subgraph.operators.schema import (
+    ATTRIBUTE_KINDS,
+    CUSTOM_SCHEMAS,
+    FAMILIES,
+    Attribute,
+    Schema,
+)
+from subgraph.system.registry import Registry, declared_at, defined_at, nearest
 
 # (node, types of its inputs, arrays of the inputs whose value is known) -> types of its outputs
 ShapeRule = Callable[
@@ -162,6 +168,38 @@ def register_operator(operator: Operator) -> None:
     OPERATORS.register(operator.key, operator, defined_at(operator.compute))
     if isinstance(operator.schema, Schema):
         CUSTOM_SCHEMAS[operator.schema.domain, operator.schema.op_type] = operator.schema
+
+
+def check_operator(operator: Operator) -> None:
+    """Check the types of the fields that a user has written.
+
+    Raises:
+        ConfigError: a field of the operator, or of its schema, has a wrong type.
+    """
+    schema: Any = operator.schema
+    require_type(schema, Schema, ConfigError, "an sg.Schema as the schema of the operator")
+    given: list[tuple[str, object]] = [("compute", operator.compute), ("infer", operator.infer)]
+    given += [("requires", operator.requires), ("batch", operator.batch)]
+    kernels: Any = operator.kernels
+    require_type(kernels, Mapping, ConfigError, f"the kernels of {operator.key} by device, a dict")
+    given += [(f"kernel for {name}", kernel) for name, kernel in kernels.items()]
+    for name, function in given:
+        if function is not None and not callable(function):
+            raise ConfigError(f"{operator.key}: {name} is {function!r}; give a function")
+    for names in (schema.inputs, schema.outputs):
+        require_type(names, (tuple, list), ConfigError, f"the names of {operator.key}, a tuple")
+    attributes = schema.attributes
+    wanted = f'the attributes of {operator.key}, a dict: {{"k": sg.Attribute("k", "float")}}'
+    require_type(attributes, Mapping, ConfigError, wanted)
+    for name, attribute in attributes.items():
+        require_type(attribute, Attribute, ConfigError, f"an sg.Attribute for {name!r}")
+        if attribute.name != name:
+            raise ConfigError(f"{operator.key}: attribute {name!r} is named {attribute.name!r}")
+        if attribute.kind not in ATTRIBUTE_KINDS:
+            hint = nearest(attribute.kind, ATTRIBUTE_KINDS)
+            raise ConfigError(
+                f"{operator.key}: attribute {name!r} has type {attribute.kind!r}; {hint}"
+            )
 
 
 def unregister_operator(operator: Operator) -> None:

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 
-from subgraph.errors import UnsupportedOpError, described, message_of
+from subgraph.errors import UnsupportedOpError, cause_of, described
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.system.forking import free_in_child
 
@@ -82,7 +82,7 @@ class Breaker:
             Whether the cause is new, and whether the breaker has opened.
         """
         with self._lock:
-            self.cause = message_of(error) or type(error).__name__
+            self.cause = cause_of(error)
             self.failures += 1
             kind = described(error)
             new = kind not in self._known and len(self._known) < _MAX_CAUSES

@@ -384,3 +384,32 @@ def test_results_of_another_dtype_or_byte_order_are_converted(
         result = request.infer([data])[0]
         assert result.dtype == np.float32
         np.testing.assert_array_equal(result, -expected.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("fields", "signature", "message"),
+    [
+        ({"schema": "Wrong"}, {}, "give an sg.Schema"),
+        ({"compute": 3}, {}, "compute is 3; give a function"),
+        ({"infer": [3]}, {}, "infer is .*; give a function"),
+        ({"kernels": {"CPU": 3}}, {}, "kernel for CPU is 3; give a function"),
+        ({"kernels": [len]}, {}, "give the kernels of .* by device, a dict"),
+        ({}, {"inputs": "x"}, "give the names of .*, a tuple"),
+        ({}, {"attributes": ["k"]}, "give the attributes of .*, a dict"),
+        ({}, {"attributes": {"k": 1.0}}, "give an sg.Attribute for 'k'"),
+        ({}, {"attributes": {"k": sg.Attribute("q", "float")}}, "'k' is named 'q'"),
+        (
+            {},
+            {"attributes": {"k": sg.Attribute("k", "flaot")}},  # type: ignore[arg-type]
+            "'k' has type 'flaot'; did you mean 'float'",
+        ),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_an_error_of_the_registration(
+    fields: dict[str, Any], signature: dict[str, Any], message: str
+) -> None:
+    made: Any = {"op_type": "Wrong", "domain": "subgraph.tests", **signature}
+    given: Any = {"schema": sg.Schema(**made), "compute": lambda node, inputs: inputs, **fields}
+    with pytest.raises(sg.ConfigError, match=message):
+        sg.Core().add_extension(sg.Operator(**given))
+    assert "Wrong" not in dir(ops)

@@ -102,7 +102,11 @@ def test_any_exception_moves_the_region(
     assert a.runs == 2
     (told,) = model.get_property("FALLBACKS").values()
     assert told["failures"] == 2
-    assert told["cause"] == (str(error) or type(error).__name__)
+    assert str(error) in told["cause"]
+    # The text of these says little without their class.
+    assert type(error).__name__ in told["cause"] or not isinstance(
+        error, (KeyError, AssertionError)
+    )
     assert not told["open"]
 
 
@@ -275,7 +279,7 @@ def test_three_devices_in_turn(caplog: Any) -> None:
     assert (a.runs, b.runs, c.runs) == (2, 2, 4)
     assert model.execution_devices == ["C"]
     assert caplog.text.count("continues on B: first") == 1
-    assert caplog.text.count("continues on C: second") == 1
+    assert caplog.text.count("continues on C: ValueError: second") == 1
 
 
 def test_without_fallback_the_error_stands() -> None:
