@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import wraps
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import attrs
 
-from subgraph.errors import PartitionError, PassError
+from subgraph.errors import PartitionError, PassError, SubgraphError, described
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, Shape, TensorType
@@ -26,7 +26,7 @@ from subgraph.operators.operator import is_random
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.selector import Reject, SubgraphSelector
-from subgraph.system.registry import Files, Registry, defined_at
+from subgraph.system.registry import Files, Registry, defined_at, nearest
 from subgraph.transform.pass_manager import register_pass
 
 FLOATS = frozenset({"float32", "float64"})
@@ -301,17 +301,33 @@ def pattern(stage: Stage, *starts: str, needs: Iterable[str] = ()) -> Callable[[
         starts: Operators of the standard; the matcher is called for their nodes with a float
             result.
         needs: Other operators without which a graph has no match.
+
+    Raises:
+        PassError: there is no such stage, or no operator.
     """
+    _check_fusion(stage, starts)
 
     def register(matcher: Matcher) -> Matcher:
+        owner = defined_at(matcher)
+
         @wraps(matcher)
         def match(context: Context, node: Node) -> Match | None:
             fits = is_op(node, *starts) and dtype_of(node.outputs[0]) in FLOATS
-            return matcher(context, node) if fits else None
+            if not fits:
+                return None
+            try:
+                found: Any = matcher(context, node)
+            except SubgraphError:
+                raise
+            except Exception as error:
+                raise PassError(f"pattern {owner} raised {described(error)} at {node!r}") from error
+            if found is not None and not isinstance(found, Match):
+                raise PassError(f"pattern {owner} gave {found!r} at {node!r}; give a Match or None")
+            return found
 
         name = f"{stage} {getattr(matcher, '__name__', matcher)}"
         fusion = Fusion[Matcher](stage, match, frozenset(starts), frozenset(needs))
-        MATCHERS.register(name, fusion, defined_at(matcher))
+        MATCHERS.register(name, fusion, owner)
         return match
 
     return register
@@ -324,7 +340,11 @@ def fusion_pass(name: str, stage: Stage, *starts: str) -> Callable[[_T], _T]:
         name: The pass's name.
         stage: The stage.
         starts: See `Fusion`.
+
+    Raises:
+        PassError: there is no such stage, or no operator.
     """
+    _check_fusion(stage, starts)
 
     def register(function: _T) -> _T:
         owner = defined_at(function)
@@ -332,6 +352,16 @@ def fusion_pass(name: str, stage: Stage, *starts: str) -> Callable[[_T], _T]:
         return register_pass(name)(function)
 
     return register
+
+
+def _check_fusion(stage: str, starts: Sequence[str]) -> None:
+    """Raise a PassError for a fusion that would never run."""
+    if stage not in get_args(Stage):
+        raise PassError(
+            f"no stage of fusions is named {stage!r}; {nearest(stage, get_args(Stage))}"
+        )
+    if not starts:
+        raise PassError("name the operators without which a graph has nothing for the fusion")
 
 
 def fusions(

@@ -64,6 +64,8 @@ def from_torch(
             f"from_torch takes a torch.nn.Module, got {type(module).__name__}; a function becomes "
             "a module as the method forward of a class of its own"
         )
+    if isinstance(args, torch.Tensor):
+        raise ModelError("the example inputs are one tensor; give a tuple: (x,)")
     # While gradients are recorded, PyTorch traces attention as operators that ONNX has, too.
     with torch.enable_grad():
         exported = _exported(torch, module, tuple(args), dict(kwargs or {}), dynamic_shapes)

@@ -444,6 +444,8 @@ class Graph:
         Raises:
             ModelError: the result has a cycle, or a value without a source.
         """
+        for value in (*replacements, *replacements.values()):
+            require_type(value, Value, ModelError, "values to replace by values: node.outputs[0]")
         if not replacements:
             return
         resolve = Replacements(replacements)

@@ -146,8 +146,14 @@ def epoch() -> int:
 
 
 def _copy_of(array: npt.ArrayLike) -> Array:
-    """Return a copy in this machine's byte order."""
+    """Return a copy in this machine's byte order.
+
+    Raises:
+        ValueError: ``array`` holds objects, or lists of different lengths.
+    """
     copy = np.array(array)
+    if copy.dtype == object and not all(isinstance(item, (str, bytes)) for item in copy.flat):
+        raise ValueError(f"{array!r} is an array of objects; give numbers or strings")
     return copy if copy.dtype.isnative else copy.astype(copy.dtype.newbyteorder("="))
 
 
@@ -169,9 +175,10 @@ class Parameter:
         Raises:
             ShapeError: its dtype is not one of ONNX's.
         """
-        held = _copy_of(array)
-        if held.dtype == object and not all(isinstance(item, (str, bytes)) for item in held.flat):
-            raise ShapeError(f"parameter {name!r}: an array of objects; give numbers or strings")
+        try:
+            held = _copy_of(array)
+        except ValueError as error:
+            raise ShapeError(f"parameter {name!r}: {error}") from error
         self._adopt(name, held)
 
     @classmethod
@@ -235,7 +242,7 @@ class Parameter:
         """
         try:
             new = _copy_of(array)
-        except ValueError as error:  # lists of different lengths
+        except ValueError as error:
             raise ShapeError(f"parameter {self.name!r} takes {self._type}: {error}") from error
         if (dtype_of(new), new.shape) != (self._type.dtype, self._type.shape):
             raise ShapeError(

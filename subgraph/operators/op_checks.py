@@ -64,7 +64,8 @@ def check_op(op: object, base: type[object]) -> None:
     runs = any(getattr(kind, each) is not getattr(base, each) for each in ("forward", "session"))
     # An object may have a ``forward`` of its own, for example one that wraps another for a test.
     if not runs and "forward" not in vars(op):
-        near = nearest("forward", {key for key in vars(kind) if not key.startswith("__")})
+        own = {key for key in vars(kind) if not key.startswith("__")}
+        near = nearest("forward", own) if own else "it has no method of its own"
         raise PartitionError(
             f"{name} overrides neither forward nor session: write forward(self, inputs), which "
             f"returns a list of arrays ({near})"

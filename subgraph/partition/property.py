@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar, overload
 
-from subgraph.errors import DeviceError, PartitionError, described
+from subgraph.errors import DeviceError, PartitionError, described, require_type
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import subgraph_node
 from subgraph.partition.selector import (
@@ -163,6 +163,8 @@ def register_property(name: str, cls: PropertyFactory | None = None) -> Any:
         PartitionError: another property has the name, or ``cls`` cannot be called.
     """
     if cls is None:
+        # ``@register_property`` without parentheses passes the decorated class as the name.
+        require_type(name, str, PartitionError, 'the name first: @register_property("my_property")')
         return partial(register_property, name)
     if not callable(cls):
         raise PartitionError(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from subgraph.errors import PartitionError
+from subgraph.errors import PartitionError, require_type
 from subgraph.graph.graph import Node
 from subgraph.system.registry import Registry, defined_at
 
@@ -179,6 +179,8 @@ def register_selector(name: str, cls: SelectorFactory | None = None) -> Any:
         PartitionError: another class has the name, or ``cls`` cannot be called.
     """
     if cls is None:
+        # ``@register_selector`` without parentheses passes the decorated class as the name.
+        require_type(name, str, PartitionError, 'the name first: @register_selector("my_selector")')
         return partial(register_selector, name)
     if not callable(cls):
         raise PartitionError(

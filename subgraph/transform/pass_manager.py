@@ -48,7 +48,7 @@ def register_pass(name: str, *, operators: Iterable[str] = ()) -> Callable[[_P],
             callers may skip it there (`may_change`). Empty: the pass may change every graph.
 
     Raises:
-        PassError: another pass has the name.
+        PassError: another pass has the name, or the pass cannot be called.
     """
     # ``@register_pass`` without parentheses passes the decorated function as the name. The pass is
     # registered only by the second call, so without this check it would silently be missing.
@@ -57,6 +57,8 @@ def register_pass(name: str, *, operators: Iterable[str] = ()) -> Callable[[_P],
         raise PassError(f'register_pass takes the pass\'s name: @register_pass("{called}")')
 
     def register(thing: _P) -> _P:
+        if not callable(thing):
+            raise PassError(f"pass {name!r}: {thing!r} is no pass; give a function or a class")
         PASSES.register(name, thing, defined_at(thing))
         _names[thing] = name
         _operators[name] = frozenset(operators)
@@ -168,7 +170,8 @@ def _with_options(
     for option in options:
         if option not in taken:
             shown = ", ".join(repr(name) for name, _ in steps)
-            raise PassError(f"pass {shown} has no option {option!r}; {nearest(option, known)}")
+            hint = nearest(option, known) if known else "it takes none"
+            raise PassError(f"pass {shown} has no option {option!r}; {hint}")
     return calls
 
 

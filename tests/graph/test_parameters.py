@@ -171,3 +171,12 @@ def test_an_update_changes_nothing_but_values(how: str) -> None:
     assert (p.array.shape, p.array.dtype, p.array.sum()) == ((6, 4), np.float32, 48)
     with pytest.raises(ValueError, match="read-only"):
         array[...] = 3
+
+
+def test_objects_are_no_values() -> None:
+    """A parameter of strings took them, and the error for others called them strings."""
+    words = sg.Parameter("words", np.array(["a", "b"], object))
+    for wrong in (np.array(["a", None], object), None, [object(), "b"]):
+        with pytest.raises(sg.ShapeError, match=r"'words' takes string\[2\]: .* array of objects"):
+            words.assign(wrong)  # type: ignore[arg-type]
+    assert words.array.tolist() == ["a", "b"]

@@ -152,5 +152,5 @@ def test_infer_returns_types(core: sg.Core, answer: Any) -> None:
 
 
 def test_infer_returns_no_more_types_than_there_are_outputs(core: sg.Core) -> None:
-    with pytest.raises(sg.ShapeError, match="infer of Faulty returned 2 types; .* 1 outputs"):
+    with pytest.raises(sg.ShapeError, match=r"infer of Faulty returned 2 types; .* 1 outputs"):
         results(core, "CPU", infer=lambda node, types, values: [types[0], types[0]])

@@ -145,3 +145,11 @@ def test_the_name_of_a_node_is_text() -> None:
     wrong: Any = 7
     with pytest.raises(sg.PartitionError, match="give the name of the subgraph node"):
         cut(create_subgraph_node=lambda inner: sg.subgraph_node(inner, name=wrong))
+
+
+def test_a_decorator_without_a_name_is_an_error() -> None:
+    """It returned a function in the place of the class, and nothing was registered."""
+    for register in (sg.register_property, sg.register_selector):
+        wrong: Any = register
+        with pytest.raises(sg.PartitionError, match=rf'the name first: @{register.__name__}\("my_'):
+            wrong(sg.SubgraphProperty)

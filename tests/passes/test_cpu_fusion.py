@@ -500,3 +500,28 @@ def test_reasons_and_names_survive_fusion() -> None:
     found = sg.query_model(graph, "CPU")
     assert {"conv", "act", "end"} == set(found)
     assert "det" in found.reasons
+
+
+def test_a_pattern_that_would_never_run_is_refused() -> None:
+    wrong: Any = "activatio"
+    with pytest.raises(sg.PassError, match="'activatio'; did you mean 'activation'"):
+        pattern(wrong, "Exp")
+    with pytest.raises(sg.PassError, match="name the operators"):
+        pattern("activation")
+
+
+@pytest.mark.parametrize("answer", [True, "error"])
+def test_an_error_of_a_pattern_names_it(answer: Any) -> None:
+    def faulty_pattern(context: Context, node: sg.Node) -> Any:
+        return {}[answer] if answer == "error" else answer
+
+    x = sg.input("x", (2,))
+    graph = sg.Graph([x], [ops.Sinh(x, name="start")])
+    faulty = pattern("activation", "Sinh")(faulty_pattern)
+    try:
+        with pytest.raises(
+            sg.PassError, match=r"test_cpu_fusion.py:.*faulty_pattern (raised KeyError|gave True)"
+        ):
+            passes.apply_pass(graph, "CpuFusion")
+    finally:
+        MATCHERS.unregister(f"activation {faulty.__name__}")

@@ -241,3 +241,25 @@ def test_a_pass_declares_the_operators_that_it_changes(
     assert may_change("FoldScale", {other})  # declares none
     with pytest.raises(sg.PassError, match="Missing"):
         may_change("Missing", {other})
+
+
+def test_what_is_no_pass_is_refused(register: Register) -> None:
+    wrong: Any = 3
+    with pytest.raises(sg.PassError, match="3 is no pass; give a function or a class"):
+        register("not a pass")(wrong)
+
+
+def test_a_pass_without_options_says_so(register: Register) -> None:
+    register("no options")(lambda graph: graph)
+    with pytest.raises(sg.PassError, match="has no option 'depth'; it takes none"):
+        apply_pass(small(), "no options", depth=3)
+
+
+@pytest.mark.parametrize("wrong", [0, "neg", "node"])
+def test_only_values_are_rewired(wrong: Any) -> None:
+    graph = small()
+    given: Any = graph.nodes[0] if wrong == "node" else wrong
+    for replacements in ({given: graph.inputs[0]}, {graph.nodes[0].outputs[0]: given}):
+        with pytest.raises(sg.ModelError, match=r"give values .*node\.outputs\[0\]"):
+            graph.rewire(replacements)
+    assert len(graph.nodes) == 2
