@@ -16,6 +16,7 @@ from os import PathLike
 from typing import IO, Any, ClassVar, Protocol, Self
 
 import attrs
+import numpy as np
 
 from subgraph.devices.query import (
     PreparedGraph,
@@ -309,7 +310,12 @@ class Device:
         return PreparedGraph(self._transformed(graph, options))
 
     def _transformed(self, graph: Graph, options: DeviceOptions) -> Graph:
-        found: Any = self.transform(graph, options)
+        try:
+            found: Any = self.transform(graph, options)
+        except (SubgraphError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._raised("transform", error, f"graph {graph.name!r}") from error
         if not isinstance(found, Graph):
             raise DeviceError(
                 f"device {self.name}: transform gave {found!r}; it must return a Graph"
@@ -327,14 +333,26 @@ class Device:
         except (SubgraphError, MemoryError):
             raise
         except Exception as error:
+            raise self._raised("supports", error, f"node {node.name!r} ({node.op_type})") from error
+        if not isinstance(answer, (bool, np.bool_, Reject)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeviceError(
-                f"device {self.name}: supports raised {described(error)}, given node "
-                f"{node.name!r} ({node.op_type})"
-            ) from error
+                f"device {self.name}: supports gave {answer!r} for node {node.name!r} "
+                f"({node.op_type}); it must return True, False or an sg.Reject"
+            )
         return "" if answer else reason_of(answer, node, self.name)
 
+    def _raised(self, method: str, error: Exception, given: str) -> DeviceError:
+        """Return the error for a method of a child class that raised one."""
+        return DeviceError(f"device {self.name}: {method} raised {described(error)}, given {given}")
+
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
-        op: Any = self.create_op(self._transformed(graph, options), options)
+        own = self._transformed(graph, options)
+        try:
+            op: Any = self.create_op(own, options)
+        except (SubgraphError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._raised("create_op", error, f"graph {graph.name!r}") from error
         if not isinstance(op, SubgraphOp):
             raise DeviceError(
                 f"device {self.name}: create_op gave {op!r}; it must return a SubgraphOp"

@@ -222,12 +222,24 @@ def _gives(method: str, value: Any) -> type[sg.Device]:
             _say("supports", KeyError("unit")),
             r"device NEW: supports raised KeyError: 'unit', given node 'mm' \(MatMul\)",
         ),
+        (
+            _gives("supports", None),
+            r"device NEW: supports gave None for node 'mm' \(MatMul\); it must return True, False",
+        ),
+        (
+            _say("transform", KeyError("unit")),
+            "device NEW: transform raised KeyError: 'unit', given",
+        ),
+        (
+            _say("create_op", KeyError("unit")),
+            "device NEW: create_op raised KeyError: 'unit', given",
+        ),
     ],
 )
 def test_what_a_device_writes_for_the_defaults(
     core: sg.Core, broken: type[sg.Device], message: str
 ) -> None:
-    if "supports" in message:
+    if "supports" in message and "query_model" in vars(broken):
         del broken.query_model
     core.register_device("NEW", broken)
     with pytest.raises(sg.DeviceError, match=message):
