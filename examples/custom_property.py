@@ -92,11 +92,18 @@ class ScaleShiftReluProperty(sg.SubgraphProperty):
         """Return a new selector."""
         return ChainSelector()
 
-    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node | None:
-        """Return the node that replaces a chain, None if its weights are no rows of float32."""
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node | sg.Reject:
+        """Return the node that replaces a chain, or the reason why the kernel does not fit."""
+        if len(subgraph.outputs) > 1:
+            return sg.Reject("a result inside of the chain is used elsewhere")
         weights = [value.parameter for value in subgraph.inputs if value.parameter is not None]
-        if any(weight.array.ndim > 1 or weight.array.dtype != np.float32 for weight in weights):
-            return None
+        if len(weights) != 2 or len(subgraph.inputs) != 3:
+            return sg.Reject("it is not one value, a scale and a shift")
+        (x,) = (value.type for value in subgraph.inputs if value.parameter is None)
+        if not isinstance(x, sg.TensorType) or not x.shape or x.dtype != "float32":
+            return sg.Reject(f"its input is {x}, which has no rows of float32")
+        if any(weight.array.shape not in {(), (1,), x.shape[-1:]} for weight in weights):
+            return sg.Reject("a scale or shift is no row of one number for each channel")
         return sg.subgraph_node(
             subgraph, op=ScaleShiftRelu(subgraph), name=f"scale_shift_relu_{subgraph_id}"
         )

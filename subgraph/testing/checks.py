@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from subgraph.devices.default_core import compile_model
+from subgraph.devices.default_core import compile_model, default_core
 from subgraph.dtypes import DTYPES
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
@@ -23,12 +24,14 @@ from subgraph.runtime.infer_request import InferRequest
 from subgraph.testing.counterexample import as_test
 from subgraph.testing.coverage import Coverage
 from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
-from subgraph.testing.graph_templates import TEMPLATES
+from subgraph.testing.graph_templates import TEMPLATES, Apply
 from subgraph.testing.invariants import check_partition, check_results, run_reference
 from subgraph.testing.random_graphs import feeds, graphs
 from subgraph.testing.rare_templates import RARE_TEMPLATES
 from subgraph.testing.shrinking import shrink_graph
-from subgraph.testing.taken_operators import taken_operators
+from subgraph.testing.taken_operators import Taken, taken_operators
+
+_MAX_SHOWN = 12  # operators that the text of an error lists
 
 
 def check_property(
@@ -75,7 +78,11 @@ def check_property(
         PartitionError: an invariant is broken, results differ, or the property raised; the message
             shows the graph. Or nothing was tested: the property made no region, or none of its own
             ops was called.
+        DeviceError: there is no such device, or it cannot start.
     """
+    if isinstance(models, (str, bytes, PathLike, Graph)):
+        raise PartitionError(f"models is one model, {models!r}; give a list of models")
+    default_core().device(device.partition(":")[0])
     test = _PropertyTest(prop, device, rtol, atol, options)
     for model in models:
         graph = model if isinstance(model, Graph) else load(model)
@@ -101,13 +108,13 @@ def _strategy(
 ) -> st.SearchStrategy[Graph]:
     """Return a strategy for graphs of the operators that the selector takes."""
     taken = taken_operators(test.prop)
-    test.coverage.taken = tuple(taken)
+    test.coverage.taken = taken.names
     focused = graphs_with(taken, ops, max_nodes)
     return graphs(max_nodes=max_nodes, ops=ops, corners=True) if focused is None else focused
 
 
 def graphs_with(
-    taken: Iterable[str], ops: Collection[str] | None, max_nodes: int
+    taken: Taken, ops: Collection[str] | None, max_nodes: int
 ) -> st.SearchStrategy[Graph] | None:
     """Return a strategy for graphs of some operators among others; None if none can be drawn.
 
@@ -117,8 +124,17 @@ def graphs_with(
         max_nodes: Largest number of operators in a graph, not counting joins.
     """
     every = templates_of(ops) if ops is not None else {**TEMPLATES, **RARE_TEMPLATES}
-    focus = templates_of([name for name in taken if ops is None or name in ops])
-    return focused_graphs(by_operator(focus), by_operator(every), max_nodes) if focus else None
+
+    def focus(names: Iterable[str]) -> dict[str, Apply]:
+        return by_operator(templates_of([name for name in names if ops is None or name in ops]))
+
+    table = focus(taken.names)
+    starts = table if taken.starts == taken.names else focus(taken.starts)
+    if not table:
+        return None
+    neighbours = by_operator(every)
+    chains = [chain for chain in taken.chains if neighbours.keys() >= set(chain[0])]
+    return focused_graphs(table, neighbours, max_nodes, starts or table, chains)
 
 
 def check_drawn_graphs(
@@ -280,10 +296,11 @@ class _PropertyTest:
         where = f"property {self._name} was tried on {tried.graphs} graphs, but"
         advice = "give graphs that it takes (ops=..., models=[...], strategy=...)"
         if not tried.regions:
-            taken = ", ".join(tried.taken) or "no operator of ONNX without attributes"
+            more = ", …" if len(tried.taken) > _MAX_SHOWN else ""
+            taken = ", ".join(tried.taken[:_MAX_SHOWN]) or "no operator of ONNX without attributes"
             raise PartitionError(
                 f"{where} not one region was made: nothing was tested. Its selector takes: "
-                f"{taken}. See sg.explain for what was refused, or {advice}"
+                f"{taken}{more}. sg.explain says why it refuses a node of a graph; {advice}"
             )
         if not tried.calls:
             raise PartitionError(

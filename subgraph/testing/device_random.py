@@ -12,7 +12,7 @@ from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.testing.checks import check_drawn_graphs, graphs_with, other_weights
 from subgraph.testing.device_under_test import DeviceUnderTest, FailedCheck, SkippedCheck, fail
 from subgraph.testing.random_graphs import graphs
-from subgraph.testing.taken_operators import SHAPES, plain_node
+from subgraph.testing.taken_operators import SHAPES, Taken, plain_node
 
 _MAX_NODES = 10  # operators of a random graph, not counting joins
 
@@ -24,7 +24,8 @@ def random_graphs(dut: DeviceUnderTest) -> None:
         SkippedCheck: no node of the random graphs ran on the device, and the user gave models.
         FailedCheck: results differ, compilation failed, or no node ran on the device.
     """
-    focused = graphs_with(_taken(dut), None, _MAX_NODES)
+    names = _taken(dut)
+    focused = graphs_with(Taken(names, names), None, _MAX_NODES)
     strategy = graphs(max_nodes=_MAX_NODES, corners=True) if focused is None else focused
     drawn = _RandomGraphTest(dut)
     failure = check_drawn_graphs(drawn.attempt, strategy, dut.max_examples)
@@ -40,7 +41,7 @@ def random_graphs(dut: DeviceUnderTest) -> None:
         fail(f"the device ran no node of {drawn.graphs} random graphs: nothing was tested")
 
 
-def _taken(dut: DeviceUnderTest) -> list[str]:
+def _taken(dut: DeviceUnderTest) -> tuple[str, ...]:
     """Return the operators of ONNX that the device takes with float operands, no attributes."""
     found: list[str] = []
     for name, domain in standard_operators():
@@ -56,7 +57,7 @@ def _taken(dut: DeviceUnderTest) -> list[str]:
             if name in known:
                 found.append(name)
                 break
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 class _RandomGraphTest:

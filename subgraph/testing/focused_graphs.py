@@ -93,7 +93,9 @@ def focused_graphs(
     draw: Draw,
     focus: Mapping[str, Apply],
     neighbours: Mapping[str, Apply],
-    max_nodes: int = 10,
+    max_nodes: int,
+    starts: Mapping[str, Apply],
+    chains: Sequence[tuple[Sequence[str], int]],
 ) -> Graph:
     """Draw a graph in which operators of ``focus`` are among others.
 
@@ -105,11 +107,14 @@ def focused_graphs(
         focus: Templates of the operators that are tested.
         neighbours: Templates of the other operators.
         max_nodes: Largest number of applied operators, not counting joins.
+        starts: Templates of the operators with which a graph begins.
+        chains: Operators of ``neighbours`` that some graphs apply one after the other, and the rank
+            of their operands.
     """
     shape = draw(st.sampled_from(_FLOATS))
-    starts = [(shape, "float32"), *((other, "float32") for other in _FLOATS)]
-    starts += [((2, 3), kind) for kind in _OTHERS]
-    inputs = [sg.input(f"x{k}", *each) for k, each in enumerate(starts)]
+    types = [(shape, "float32"), *((other, "float32") for other in _FLOATS)]
+    types += [((2, 3), kind) for kind in _OTHERS]
+    inputs = [sg.input(f"x{k}", *each) for k, each in enumerate(types)]
     pool = Pool([*inputs], fed=True)
     made: list[Value] = []
     for step in range(draw_int(draw, 1, max(1, max_nodes))):
@@ -125,8 +130,12 @@ def focused_graphs(
             both = _apply_to(draw, pool, {**neighbours, **focus}, made[-3:], 2)
             made += both
             made += _join(draw, pool, both) if draw(st.booleans()) else []
+        elif how == "around":
+            made += apply_one(draw, pool, neighbours)
+        elif chains and draw_int(draw, 0, 3) < 3:
+            made += _apply_chain(draw, pool, neighbours, *draw(st.sampled_from(chains)))
         else:
-            made += apply_one(draw, pool, focus if how == "focus" else neighbours)
+            made += apply_one(draw, pool, starts)
     made = made or [sg.ops.Identity(inputs[0])]
     graph = Graph([*inputs, *pool.inputs], drawn_outputs(draw, made), name="random")
     needed = {v for node in graph.nodes for v in node.sources}
@@ -150,6 +159,22 @@ def _apply_to(
         kept += [value for value in pool.values if value is not source]
         pool.values = [source]
     pool.values = kept
+    return made
+
+
+def _apply_chain(
+    draw: Draw, pool: Pool, table: Mapping[str, Apply], names: Sequence[str], rank: int
+) -> list[Value]:
+    """Apply operators of ``table`` one after the other, most often with weights."""
+    pool.weighted = draw_int(draw, 0, 3) < 3
+    first = {names[0]: table[names[0]]}
+    kept, pool.values = pool.values, [v for v in pool.values if len(dims(v)) == rank]
+    made = apply_one(draw, pool, first)
+    pool.values = [*kept, *(v for v in made if v in pool.values)]
+    made = made or apply_one(draw, pool, first)
+    for name in names[1:]:
+        made += _apply_to(draw, pool, {name: table[name]}, made[-1:], 1)
+    pool.weighted = False
     return made
 
 

@@ -32,6 +32,7 @@ class Pool:
         rng: Generator of the weights' elements.
         inputs: Graph inputs that were made instead of weights.
         fed: Whether `weight` returns a graph input or another value half the time.
+        weighted: Whether `weight` returns weights only, and `like` nothing.
     """
 
     values: list[Value]
@@ -39,6 +40,7 @@ class Pool:
     rng: np.random.Generator = attrs.field(factory=lambda: np.random.default_rng(0))
     inputs: list[Value] = attrs.field(factory=list[Value])
     fed: bool = False
+    weighted: bool = False
 
     def pick(
         self,
@@ -76,6 +78,8 @@ class Pool:
             shape: The shape.
             kind: The dtype.
         """
+        if self.weighted:
+            return None
         found = [v for v in self.values if dtype(v) == kind and dims(v) == tuple(shape)]
         return found[-1 - draw_int(draw, 0, len(found) - 1)] if found else None
 
@@ -88,7 +92,7 @@ class Pool:
             low: The elements are uniform in [low, 1) times ``scale``.
         """
         self.weights += 1
-        if self.fed and low < 0 and self.rng.random() < 0.5:
+        if self.fed and not self.weighted and low < 0 and self.rng.random() < 0.5:
             same = [v for v in self.values if dtype(v) == "float32" and dims(v) == tuple(shape)]
             if same and self.rng.random() < 0.5:
                 return same[self.rng.integers(len(same))]
@@ -172,7 +176,9 @@ def _binary(draw: Draw, pool: Pool, name: str) -> Any:
     y = pool.like(draw, dims(x), "float32") if draw(st.booleans()) else None
     if y is None:
         keep = [d if draw(st.booleans()) else 1 for d in dims(x)]
-        y = pool.weight(keep)
+        # A factor or a bias often has fewer dimensions.
+        first = pool.rng.integers(len(keep) + 1) if pool.weighted else 0
+        y = pool.weight(dims(x)[first:] if pool.weighted else keep)
     return make(name, x, y) if draw(st.booleans()) else make(name, y, x)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -479,3 +481,100 @@ class WrongFusion(sg.SubgraphProperty):
 def test_a_wrong_fusion_is_found_on_its_device() -> None:
     with pytest.raises(sg.PartitionError, match=r"device='CPU'"):
         check_property("test_wrong_fusion", device="CPU", ops=["Sub", "Relu"], max_examples=60)
+
+
+class Chains(sg.SubgraphSelector):
+    """Takes a product by a weight, a sum with a row and a Relu together, and nothing else."""
+
+    order = ("MatMul", "Add", "Relu")
+
+    def __init__(self) -> None:
+        self.found: list[sg.Node] = []
+
+    def select(self, node: sg.Node) -> bool:
+        self.found = [node]
+        weight = node.inputs[-1] if node.op_type == "MatMul" else None
+        return weight is not None and weight.parameter is not None
+
+    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+        place = len(self.found)
+        if len(node.outputs[0].consumers) != 1 or self.order[place : place + 1] != (
+            output_node.op_type,
+        ):
+            return False
+        self.found.append(output_node)
+        return True
+
+    def filter(self, candidates: list[sg.Node]) -> list[sg.Node]:
+        return candidates if len(candidates) == 3 else []
+
+
+class Upwards(Chains):
+    """The same, from the Relu to the product."""
+
+    order = ("Relu", "Add", "MatMul")
+
+    def select(self, node: sg.Node) -> bool:
+        self.found = [node]
+        return node.op_type == "Relu"
+
+    def select_input(self, node: sg.Node, input_node: sg.Node) -> bool:
+        return super().select_output(input_node, input_node)
+
+    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("selector", [Chains, Upwards])
+def test_chains_by_weights_are_tried(selector: type[sg.SubgraphSelector]) -> None:
+    """Not one region was made: no operand of the nodes in question was a weight."""
+    tried = check_property(selector)
+    assert tried.taken == ("Add", "MatMul", "Relu")
+    assert tried.regions >= 2
+    assert tried.nodes["Relu"] == tried.nodes["MatMul"] == tried.regions
+
+    class Wrong(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return selector()
+
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            return sg.subgraph_node(subgraph, op=PlusOne(subgraph))
+
+    with pytest.raises(sg.PartitionError, match="differs at"):
+        check_property(Wrong)
+
+
+def test_every_graph_has_an_operator_at_which_a_region_starts() -> None:
+    class FromMatMul(sg.SubgraphSelector):
+        def select(self, node: sg.Node) -> bool:
+            return node.op_type == "MatMul"
+
+        def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+            return True
+
+    tried = check_property(FromMatMul, max_examples=20)
+    assert tried.regions >= 15
+    assert len(tried.nodes) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [("custom_property", "ScaleShiftReluProperty"), ("custom_selector", "SmallKernels")],
+)
+def test_the_examples_are_tried_and_right(
+    name: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    module = importlib.import_module(name)
+    tried = check_property(getattr(module, owner))
+    assert tried.regions >= 3
+    assert tried.own_calls == (tried.calls if name == "custom_property" else 0)
+
+
+def test_wrong_arguments_are_no_counterexamples() -> None:
+    one: list[Any] = ["model.onnx", ladder()]
+    for models in one:
+        with pytest.raises(sg.PartitionError, match=r"models is one model, .*give a list"):
+            check_property(sg.ContainOpSelector({"Relu"}), models=models, max_examples=0)
+    with pytest.raises(sg.DeviceError, match="no device named 'CPUU'; did you mean 'CPU'"):
+        check_property(sg.ContainOpSelector({"Relu"}), device="CPUU")
