@@ -58,17 +58,33 @@ def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Op
     shared = _Shared(graph)
     known = len(shared.parameters)
     current = _Target(graph, is_copy=False)
-    for owner in properties:
-        _check_options(owner, options)
-        replaced = call_hook(owner, "pre_partition", current.graph, options)
-        if replaced is not None:
-            current = _Target(replaced, is_copy=False)
-        shared.names = OperatorNames(current.graph)
-        current.cut(owner, options, shared)
-        _cut_bodies(current, owner, options, shared)
-        replaced = call_hook(owner, "post_partition", current.graph, options)
-        if replaced is not None:
-            current = _Target(replaced, is_copy=False)
+    # Number of regions after the last cut of each property that left proposals unreplaced.
+    left: dict[int, int] = {}
+    is_first = True
+    # Later regions limit how an earlier property's regions grow, so that it may accept one now that
+    # replaces a larger one, which it refused. It is asked until the pass would change nothing more.
+    while is_first or any(regions != shared.made for regions in left.values()):
+        for position, owner in enumerate(properties):
+            if is_first:
+                _check_options(owner, options)
+                replaced = call_hook(owner, "pre_partition", current.graph, options)
+                if replaced is not None:
+                    current = _Target(replaced, is_copy=False)
+                shared.names = OperatorNames(current.graph)
+            elif left.get(position, shared.made) == shared.made:
+                continue
+            before, shared.has_left = shared.made, False
+            current.cut(owner, options, shared)
+            _cut_bodies(current, owner, options, shared)
+            if shared.has_left:
+                left[position] = shared.made
+            else:
+                left.pop(position, None)
+            if is_first or shared.made > before:
+                replaced = call_hook(owner, "post_partition", current.graph, options)
+                if replaced is not None:
+                    current = _Target(replaced, is_copy=False)
+        is_first = False
     if len(shared.parameters) > known:  # bodies have some that the graphs around do not list yet
         for level in reversed(current.graph.levels()):
             level.refresh_parameters()
@@ -171,12 +187,16 @@ class _Shared:
 
     Attributes:
         next: Number of the next region.
+        made: Number of regions that were made.
+        has_left: Whether a property that cuts left proposals unreplaced, or filtered out nodes.
         parameters: Names of all parameters.
         names: Checks the operator names of selectors.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.next = 0
+        self.made = 0
+        self.has_left = False
         self.parameters = set(graph.parameters)
         self.names = OperatorNames(graph)
 
@@ -303,8 +323,10 @@ class _Target:
         run = _run(owner, strategy, least, driver, found, notes, options)
         # The nodes of refused, small or filtered regions might form regions now. Another round
         # finds them, so that the pass changes nothing when it is applied again.
-        again = any(made) and (not all(made) or bool(found.filtered))
-        return run, again
+        has_left = not all(made) or bool(found.filtered)
+        shared.made += sum(node is not None for node in made)
+        shared.has_left |= has_left
+        return run, any(made) and has_left
 
     def _make(
         self,

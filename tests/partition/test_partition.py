@@ -153,6 +153,58 @@ def test_invariants_hold_when_a_property_refuses_regions(
     assert str(cut_by(cut, *properties, strategy=strategy)) == str(cut)
 
 
+class Refusing(sg.SubgraphProperty):
+    """Takes some operators, and refuses regions by the names of all their nodes."""
+
+    def __init__(self, op_types: set[str], hooks: list[str] | None = None) -> None:
+        self.name = "+".join(sorted(op_types))
+        self.op_types = op_types
+        self.hooks = hooks if hooks is not None else []
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector(self.op_types)
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node | None:
+        names = "".join(sorted(node.name for node in subgraph.nodes))
+        if random.Random(names).random() < 0.4:
+            return None
+        return sg.subgraph_node(subgraph)
+
+    def pre_partition(self, graph: sg.Graph, options: Any) -> None:
+        self.hooks.append(f"pre {self.name}")
+
+    def post_partition(self, graph: sg.Graph) -> None:
+        self.hooks.append(f"post {self.name}")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_partitioning_again_changes_nothing_if_several_properties_refuse_regions(
+    strategy: str,
+) -> None:
+    kinds = ("Relu", "Tanh", "Sin", "Neg", "Sum", "Max", "Mean")
+    for seed in range(300):
+        rng = random.Random(seed)
+        graph = random_topology(seed)
+        properties = [Refusing(set(rng.sample(kinds, rng.randint(2, 7)))) for _ in range(3)]
+        cut = cut_by(graph, *properties, strategy=strategy)
+        check_partition(graph, cut)
+        assert str(cut_by(cut, *properties, strategy=strategy)) == str(cut), seed
+
+
+def test_a_property_that_refused_a_region_is_asked_again_after_later_properties() -> None:
+    class Small(Refusing):
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node | None:
+            return sg.subgraph_node(subgraph) if len(subgraph.nodes) < 3 else None
+
+    hooks: list[str] = []
+    x = sg.input("x", (4,))
+    y = ops.Relu(ops.Sin(ops.Relu(x, name="a"), name="b"), name="c")
+    graph = sg.Graph([x], [y])
+    cut = cut_by(graph, Small({"Relu", "Sin"}, hooks), Small({"Sin"}, hooks))
+    assert regions(cut) == [["a"], ["b"], ["c"]]
+    assert hooks == ["pre Relu+Sin", "post Relu+Sin", "pre Sin", "post Sin", "post Relu+Sin"]
+
+
 def random_topology(seed: int) -> sg.Graph:
     rng = random.Random(seed)
     x = sg.input("x", (4,))
