@@ -250,6 +250,9 @@ class Parameter:
                 f"{TensorType(dtype_of(new), new.shape)}; dtype and shape of a parameter are "
                 "fixed: convert the array, or build the graph anew"
             )
+        if _local.staged is not None:  # a nested transaction would copy the whole table
+            _staged()[self] = new
+            return
         with transaction():
             _staged()[self] = new
 
@@ -278,10 +281,16 @@ def _staged() -> dict[Parameter, Array]:
 def transaction() -> Generator[None]:
     """Publish all changes made in the block at once; none if the block raises.
 
-    Transactions of several threads run one after the other; a nested one joins the outer one.
+    Transactions of several threads run one after the other. A nested one joins the outer one, which
+    publishes its changes; if it raises, the outer one continues without them.
     """
     if _local.staged is not None:
-        yield
+        before = dict(_local.staged)
+        try:
+            yield
+        except BaseException:
+            _local.staged = before
+            raise
         return
     # Writers exclude each other for the whole block, since each may read before it writes. Readers
     # need not wait: they see published states, which never change.

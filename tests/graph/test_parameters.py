@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -83,6 +84,20 @@ def test_a_transaction_is_all_or_nothing_and_seen_inside() -> None:
             array += one.array
         assert two.published.array[0] == 1, "nobody else does"
     assert (one.array[0], two.array[0]) == (2, 3)
+
+
+def test_a_nested_transaction_that_raises_changes_nothing() -> None:
+    one, two = make("one"), make("two")
+    with sg.transaction():
+        one.assign(np.full(4, 2, np.float32))
+        with contextlib.suppress(ZeroDivisionError), sg.transaction():
+            one.assign(np.full(4, 3, np.float32))
+            two.assign(np.full(4, 3 // (one.array.ndim - 1), np.float32))
+        with contextlib.suppress(ZeroDivisionError), sg.transaction():
+            two.assign(np.full(4, 4, np.float32))
+            one.assign(np.full(4, 4 // (one.array.ndim - 1), np.float32))
+        assert (one.array[0], two.array[0]) == (2, 1)
+    assert (one.array[0], two.array[0]) == (2, 1)
 
 
 def test_a_pinned_snapshot_stays_in_its_thread() -> None:
