@@ -322,18 +322,28 @@ class _Batches:
         mine = _waiting(inputs)
         if mine.key is None or mine.rows <= self._part:
             return self._run(mine)
-        parts = [
-            self._run(_waiting([array[k : k + self._part] for array in inputs]))
-            for k in range(0, mine.rows, self._part)
-        ]
-        found = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        found: list[Array] = []
+        try:
+            found = self._in_parts(inputs, mine.rows)
+        except Exception as error:
+            if self._is_checked and not self._is_whole:
+                raise
+            _log.info("a request in parts of %d rows failed: %s", self._part, error)
         if not self._is_checked:
             whole = self._call(inputs)
             self._check(found, whole)
             self._is_checked = True
             return whole
         # Another request may have shown meanwhile that rows depend on each other.
-        return self._call(inputs) if self._is_whole else found
+        return self._call(inputs) if self._is_whole or not found else found
+
+    def _in_parts(self, inputs: Sequence[Any], rows: int) -> list[Array]:
+        """Return the results of a request of ``rows`` rows that runs in parts."""
+        parts = [
+            self._run(_waiting([array[k : k + self._part] for array in inputs]))
+            for k in range(0, rows, self._part)
+        ]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     def _run(self, mine: _Waiting) -> Sequence[Any]:
         """Run a request of at most the rows of a part, alone or with others."""
@@ -445,10 +455,10 @@ class _Batches:
         """Compare results of several runs with those of one; if they differ, end joining them.
 
         Args:
-            joined: Results of a run of other rows.
+            joined: Results of a run of other rows; empty if it failed.
             alone: Those of a run of the request's rows.
         """
-        if all(map(_same, joined, alone)):
+        if len(joined) == len(alone) and all(map(_same, joined, alone)):
             return
         self._is_whole = True
         _log.warning(

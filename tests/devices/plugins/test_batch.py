@@ -314,6 +314,30 @@ def test_rows_that_depend_on_each_other_are_not_divided(
     assert caplog.text.count("not independently") == 1
 
 
+def gram(x: sg.Value) -> Any:
+    return ops.MatMul(x, ops.Transpose(x))
+
+
+def pairs(x: sg.Value) -> Any:
+    shape = sg.parameter("shape", np.array([-1, 2, 4]))
+    return ops.Reshape(ops.Reshape(x, shape), ops.Shape(x))
+
+
+@pytest.mark.parametrize("build", [gram, pairs])
+def test_parts_that_fail_or_do_not_fit_are_a_dependence_of_rows(
+    slow: Slow, caplog: pytest.LogCaptureFixture, build: Callable[[sg.Value], Any]
+) -> None:
+    x = sg.input("x", shape=("N", 4))
+    graph = sg.Graph([x], [build(x)])
+    model = compiled(slow, graph, 3)
+    array = np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32)
+    (expected,) = sg.compile_model(graph, "REFERENCE")(array).to_tuple()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            np.testing.assert_allclose(model(array)[0], expected, rtol=1e-5)
+    assert caplog.text.count("not independently") == 1
+
+
 def test_a_free_device_waits_if_asked(slow: Slow) -> None:
     model = compiled(slow, product(), AUTO_BATCH_TIMEOUT=300)
     slow.rows.clear()
