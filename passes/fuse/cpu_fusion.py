@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import attrs
 
@@ -27,17 +28,19 @@ class CpuFusion:
         integers: Whether QDQ models become integer operators of the CPU.
         guards: Filled with the parameters whose content the result depends on, and the version
             that was read of each.
+        prefix: What names of parameters begin with that replace constants.
     """
 
     integers: bool = True
     guards: dict[Parameter, int] = attrs.field(factory=dict[Parameter, int])
+    prefix: str = ""
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the fused graph."""
         if self.integers:
             graph = self._fused(graph, "integers")
         graph = apply_pass(graph, ["ExpandFunctions", "IdentityElimination"])
-        graph = _applied(graph, "ConstantsToParameters")
+        graph = _applied(graph, "ConstantsToParameters", prefix=self.prefix)
         if any(not _has_shape(value) for value in graph.values()):
             graph = apply_pass(graph, "InferTypes", strict=False)
         for parameter in graph.parameters.values():
@@ -97,9 +100,9 @@ def _operators(graph: Graph) -> set[str]:
     return {node.op_type for level in graph.levels() for node in level.nodes}
 
 
-def _applied(graph: Graph, name: str) -> Graph:
+def _applied(graph: Graph, name: str, **options: Any) -> Graph:
     """Apply a pass unless the graph has none of its operators; this saves a copy and its check."""
-    return apply_pass(graph, name) if may_change(name, _operators(graph)) else graph
+    return apply_pass(graph, name, **options) if may_change(name, _operators(graph)) else graph
 
 
 def _has_shape(value: Value) -> bool:

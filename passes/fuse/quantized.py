@@ -67,8 +67,8 @@ def split_dequantize(graph: Graph) -> Graph:
         for user in users[1:]:
             user.inputs = tuple(_copy(node) if v is made else v for v in user.inputs)
     return Graph(
-        graph.inputs, graph.outputs, graph.name, attrs=graph.attrs, opsets=graph.opsets,
-        metadata=graph.metadata, doc=graph.doc,
+        graph.inputs, graph.outputs, graph.name, captures=graph.captures, attrs=graph.attrs,
+        opsets=graph.opsets, metadata=graph.metadata, doc=graph.doc,
     )  # fmt: skip
 
 

@@ -181,9 +181,11 @@ class ConstantsToParameters:
 
     Attributes:
         min_size: Constants of fewer elements stay nodes.
+        prefix: What names of the parameters begin with; names of values follow.
     """
 
     min_size: int = 0
+    prefix: str = ""
 
     def __call__(self, graph: Graph) -> Graph:
         """Return a copy of ``graph``; a Constant that computes a graph output stays."""
@@ -197,7 +199,7 @@ class ConstantsToParameters:
                 array = _constant(node.outputs[0]) if len(node.outputs) == 1 else None
                 if array is None or array.size < self.min_size or node.outputs[0] in outputs:
                     continue
-                name = node.outputs[0].name
+                name = self.prefix + node.outputs[0].name
                 name = fresh_name(name, taken, count) if name in taken else name
                 taken.add(name)
                 parameter = Parameter.adopt(name, array)

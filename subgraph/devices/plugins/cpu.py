@@ -163,12 +163,13 @@ class CpuDevice(Device):
         return 1, host.core_count(), 1
 
 
-def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
+def fuse(graph: Graph, options: CpuOptions, prefix: str = "") -> tuple[Graph, Guards]:
     """Return the graph that the device plans, in its fused form.
 
     Args:
-        graph: The graph of a region; it is not changed.
+        graph: The graph of a region, or a branch of an If in it; it is not changed.
         options: Options of CPU.
+        prefix: What names of new parameters begin with; no other branch has the same.
 
     Returns:
         The fused graph, and the parameters whose values its form depends on, with their versions.
@@ -179,32 +180,33 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
         size = options.DYNAMIC_QUANTIZATION_GROUP_SIZE
         graph = apply_pass(graph, "BlockwiseProducts", group_size=size)
     graph = region_form(graph, guards)
-    _fuse_branches(graph, options, guards)
+    _fuse_branches(graph, options, prefix, guards)
     if any(_is_half(value) for value in graph.values()):
         graph = apply_pass(graph, "WidenHalf")
     if options.FUSION:
         # The passes inside share one copy of the graph; only the final result is verified.
         with Checks(input=False, output=False):
-            graph = apply_pass(graph, "CpuFusion", guards=guards)
+            graph = apply_pass(graph, "CpuFusion", guards=guards, prefix=prefix)
         graph.verify()
     return graph, tuple(guards.items())
 
 
-def _fuse_branches(graph: Graph, options: CpuOptions, guards: dict[Parameter, int]) -> None:
+def _fuse_branches(
+    graph: Graph, options: CpuOptions, prefix: str, guards: dict[Parameter, int]
+) -> None:
     """Fuse the branches of Ifs, which become parts of the program.
 
-    Constants in them become parameters of the graph, named after their values. The values therefore
-    get names that no other branch has, such as that of the same If in another iteration.
+    Constants in them become parameters of the graph. Their names begin with the path of the branch,
+    since a constant in another branch, or in the graph around it, may have the same name.
     """
-    for node in graph.nodes:
-        if is_branching(node):
-            for key, body in node.attrs.items():
-                if isinstance(body, Graph):
-                    for inside in body.nodes:
-                        for value in inside.outputs:
-                            value.name = f"{node.name}/{key}/{value.name}"
-                    node.attrs[key], read = fuse(body, options)
-                    guards.update(read)
+    branching = [node for node in graph.nodes if is_branching(node)]
+    for node in branching:
+        for key, body in node.attrs.items():
+            if isinstance(body, Graph):
+                node.attrs[key], read = fuse(body, options, f"{prefix}{node.name}/{key}/")
+                guards.update(read)
+    if branching:
+        graph.refresh_parameters()
 
 
 def _is_half(value: Value) -> bool:

@@ -461,6 +461,43 @@ def test_weights_inside_branches_change(python: list[str]) -> None:
     assert not python
 
 
+def test_quantized_values_in_branches_that_capture(python: list[str]) -> None:
+    x = sg.input("x", (3, 4))
+    scale, zero = sg.parameter("scale", F4(0.05)), sg.parameter("zero", np.uint8(3))
+
+    def rounded(value: sg.Value) -> Any:
+        return ops.DequantizeLinear(ops.QuantizeLinear(value, scale, zero), scale, zero)
+
+    branches = [_branch(rounded(f(sg.capture(x)))) for f in (ops.Relu, ops.Tanh)]
+    graph = sg.Graph([x], [ops.If(_above(x), then_branch=branches[0], else_branch=branches[1])])
+    _both(graph, *_signs(3, 4))
+    assert python == []
+
+
+def test_constants_of_unfolded_loops_inside_and_beside_branches(python: list[str]) -> None:
+    """Unfolding makes constants of the same names in the graph and in each branch."""
+    x = sg.input("x", (3, 4))
+
+    def sums(rows: sg.Value, number: int) -> Any:
+        state, row = sg.input(f"state{number}", (4,)), sg.input(f"row{number}", (4,))
+        body = sg.Graph([state, row], [ops.Add(state, row), ops.Mul(state, row)], f"body{number}")
+        start = sg.parameter(f"start{number}", np.ones(4, F4))
+        scan = ops.Scan(start, rows, num_scan_inputs=1, scan_input_directions=[1], body=body)
+        return scan[1]
+
+    inside = sg.capture(x)
+    inner = ops.If(
+        _above(inside, 1),
+        then_branch=_branch(sums(sg.capture(inside), 1)),
+        else_branch=_branch(sums(sg.capture(inside), 2)),
+    )
+    other = _branch(sums(sg.capture(x), 3))
+    outer = ops.If(_above(x), then_branch=_branch(inner), else_branch=other)
+    graph = sg.Graph([x], [ops.Sub(outer, sums(x, 4))])
+    _both(graph, *_signs(3, 4))
+    assert python == []
+
+
 def test_an_exported_model_keeps_its_branches(tmp_path: Any, python: list[str]) -> None:
     x = sg.input("x", (4, 8))
     weight = sg.parameter("w", _random(8, 8, seed=1))
