@@ -16,7 +16,7 @@ from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Argument, Layout, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.symbolic import larger, recorded, smaller
+from subgraph.graph.symbolic import is_symbolic, larger, recorded, smaller
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.checks.cpu import emit_range_check
@@ -223,7 +223,9 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
         residual: Matrix added at the end; 0: none.
     """
     a, sizes, steps = batched(product.a, product.b)
-    of = product.tiles or product_tiles(of, low, product.b.operand)
+    # A size that may change, as the number of tokens, may be 1 in later runs.
+    least = math.prod([size for size in product.out.shape[:-1] if not is_symbolic(size)])
+    of = product.tiles or product_tiles(of, low, product.b.operand, least)
     if _rounds_operands(product):
         of = matrix_tiles(low, of.dtype) or of
     right, row_of_right, b_steps = _right_side(low, product, of, a.rows, steps[1])

@@ -247,7 +247,7 @@ def gemm(
         lanes: Elements of a vector.
         mr: Rows of a contraction tile.
         nv: Vectors of a row of a contraction tile.
-        weights: ``"bfloat16"`` if B is packed as bfloat16, "" if as ``dtype``.
+        weights: ``"bfloat16"`` or ``"float16"`` if B is packed so, "" if as ``dtype``.
         operands: ``"bfloat16"`` for matrix tiles: A and B are registers of them. "" for tiles of
             ``dtype``.
     """
@@ -301,7 +301,7 @@ def grouped(
         mr: Rows of a contraction tile.
         nv: Vectors of a row of a contraction tile.
         index: Dtype of the indices.
-        weights: ``"bfloat16"`` if B is packed as bfloat16, "" if as ``dtype``.
+        weights: ``"bfloat16"`` or ``"float16"`` if B is packed so, "" if as ``dtype``.
     """
     arguments = view_of(GroupedGemmArguments)
     item, item_index = item_bytes(dtype), item_bytes(index)

@@ -65,6 +65,10 @@ def narrowed(panels: Array, of: Tiles, matrices: int, outputs: int) -> Array:
         return _paired(panels, of, columns, panels.size // max(matrices * columns, 1))
     if not of.weights:
         return panels
+    if of.weights == "float16":
+        result = aligned_empty(panels.shape, np.dtype(np.float16))
+        result[...] = panels
+        return result
     result = aligned_empty(panels.shape, np.dtype(np.uint16))
     for start in range(0, panels.size, _ROUNDED_ELEMENTS):
         bits = panels[start : start + _ROUNDED_ELEMENTS].view(np.uint32)

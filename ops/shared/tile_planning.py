@@ -15,6 +15,7 @@ from subgraph.engine.codegen.tiling import (
     MATRIX_TILE,
     tile_shape,
 )
+from subgraph.engine.planner.constants import half_storage
 from subgraph.engine.planner.lowering import Lowering, Unsupported
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
@@ -26,6 +27,9 @@ FLOATS = ("float32", "float64")
 _NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
 # Vector registers of x86 without 512-bit vectors (hardware figure).
 _REGISTERS_OF_HALF_VECTORS = 16
+# Rows up to which reading weights in half precision saves more time than it takes to widen them
+# (measured with AVX-512: 0.2 to 0.9 of the time for a row, 1.0 to 1.2 from 8 rows on).
+_FEW_ROWS_OF_WEIGHTS = 4
 _MIN_PRODUCTS_PER_THREAD = 200_000  # multiplications; starting a thread takes as long (estimate)
 
 
@@ -38,7 +42,8 @@ class Tiles:
         lanes: Elements of a vector.
         mr: Most rows of a tile.
         nv: Most vectors of a tile's row.
-        weights: ``"bfloat16"`` if packed weights are stored as bfloat16, "" if as ``dtype``.
+        weights: ``"bfloat16"`` or ``"float16"`` if packed weights are stored so; "" if as
+            ``dtype``.
         operands: ``"bfloat16"`` for matrix tiles, which multiply numbers of bfloat16 and add them
             in ``dtype`` (`subgraph.engine.codegen.matrix_tile`); "" for tiles of ``dtype``.
     """
@@ -209,30 +214,40 @@ def direct_tiles(dtype: str, lanes: int = 0) -> Tiles:
     return attrs.evolve(of, mr=min(of.mr, FEW_ROWS)) if host.has_512_bit_vectors() else of
 
 
-def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
-    """Return the tiles for a product with ``weight``, with bfloat16 weights if options ask for it.
+def weight_tiles(of: Tiles, low: Lowering, weight: Operand, rows: int | None = None) -> Tiles:
+    """Return the tiles for a product with ``weight``, and in which dtype they store it.
+
+    This is bfloat16 if options ask for it. For few rows, whose time is that of reading weights, it
+    is the half precision of the model, which holds them exactly.
 
     Args:
         of: The contraction tiles.
         low: The lowering, with the option ``WEIGHTS_PRECISION``.
         weight: The weight; only constant float32 ones are narrowed.
+        rows: Least number of rows that are multiplied by the weight; None: many.
     """
-    asked = low.options.get("WEIGHTS_PRECISION") == "bfloat16"
-    if not asked or of.dtype != "float32" or not weight.constant:
+    if of.dtype != "float32" or not weight.constant:
         return of
-    return attrs.evolve(of, weights="bfloat16")
+    if low.options.get("WEIGHTS_PRECISION") == "bfloat16":
+        return attrs.evolve(of, weights="bfloat16")
+    few = rows is not None and rows <= _FEW_ROWS_OF_WEIGHTS
+    half = half_storage(weight) if few else ""
+    if half == "float16" and not host.widens_float16():
+        return of
+    return attrs.evolve(of, weights=half)
 
 
-def product_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
+def product_tiles(of: Tiles, low: Lowering, weight: Operand, rows: int | None = None) -> Tiles:
     """Return the tiles for a product with ``weight``: matrix tiles if options allow bfloat16.
 
     Args:
         of: The contraction tiles of float32.
         low: The lowering, with the options ``INFERENCE_PRECISION`` and ``WEIGHTS_PRECISION``.
         weight: The right operand; only constant ones have matrix tiles.
+        rows: Least number of rows that are multiplied by the weight; None: many.
     """
     matrix = matrix_tiles(low, of.dtype) if weight.constant else None
-    return weight_tiles(of, low, weight) if matrix is None else matrix
+    return weight_tiles(of, low, weight, rows) if matrix is None else matrix
 
 
 def matrix_tiles(low: Lowering, dtype: str) -> Tiles | None:

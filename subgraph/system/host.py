@@ -336,6 +336,11 @@ def multiplies_bfloat16() -> bool:
     return has_bfloat16_tiles() or (isa().has("avx512bf16") and has_512_bit_vectors())
 
 
+def widens_float16() -> bool:
+    """Return whether one instruction converts vectors of float16 to float32."""
+    return isa().name in ("avx512", "avx2", "neon")
+
+
 def rounds_to_bfloat16() -> bool:
     """Return whether one instruction rounds vectors to bfloat16 (vcvtneps2bf16)."""
     return isa().has("avx512bf16") and not is_emulated()

@@ -209,6 +209,20 @@ def concatenate(builder: Any, vectors: Sequence[Any]) -> Any:
     return vectors[0]
 
 
+def half_to_f32(builder: Any, bits: Any, storage: str) -> Any:
+    """Emit the exact conversion of half precision to float32.
+
+    Args:
+        builder: The builder.
+        bits: A vector of i16.
+        storage: ``"float16"`` or ``"bfloat16"``.
+    """
+    if storage == "bfloat16":
+        return bf16_to_f32(builder, bits)
+    half = builder.bitcast(bits, _vector_like(bits.type, F16))
+    return builder.fpext(half, _vector_like(bits.type, F32))
+
+
 def bf16_to_f32(builder: Any, bits: Any) -> Any:
     """Emit the exact conversion of bfloat16 to float32; ``bits``: an i16 or a vector of i16."""
     wide, real = (_vector_like(bits.type, t) for t in (I32, F32))

@@ -48,6 +48,7 @@ from subgraph.engine.codegen.irtools import (
     emit_fma,
     f32_to_bf16,
     first_lanes,
+    half_to_f32,
     is_float,
     is_signed,
     load_at,
@@ -531,13 +532,7 @@ def permute(dtype: str, lanes: int) -> Any:
 
 def _widen(builder: Any, bits: Any, storage: str, dtype: str) -> Any:
     """Emit the conversion of a vector of float16 or bfloat16, as i16, to a dtype."""
-    lanes = bits.type.count
-    if storage == "bfloat16":
-        value = bf16_to_f32(builder, bits)
-    else:
-        half = builder.bitcast(bits, ir.VectorType(F16, lanes))
-        value = builder.fpext(half, ir.VectorType(F32, lanes))
-    return emit_convert(builder, value, "float32", dtype)
+    return emit_convert(builder, half_to_f32(builder, bits, storage), "float32", dtype)
 
 
 def _narrow_bits(builder: Any, value: Any, dtype: str, storage: str) -> Any:

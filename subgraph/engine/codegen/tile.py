@@ -30,8 +30,8 @@ from subgraph.engine.codegen.irtools import (
     I64,
     INT64,
     VOID,
-    bf16_to_f32,
     define,
+    half_to_f32,
     load_at,
     zeroed_stack,
 )
@@ -96,7 +96,7 @@ class _Tile(Sums):
         nv: Vectors of a row of this tile.
         masked: Whether the last vector of a row has `TileBlock.tail` elements only.
         ahead: Whether steps prefetch the memory at `TileBlock.ahead`.
-        weights: ``"bfloat16"`` if B is stored so; "" for the tile's dtype.
+        weights: ``"bfloat16"`` or ``"float16"`` if B is stored so; "" for the tile's dtype.
 
     Attributes:
         w: Fields of the block that are loaded once.
@@ -116,7 +116,7 @@ class _Tile(Sums):
     ) -> None:
         self.t, self.mr, self.nv = t, mr, nv
         self.weights = weights
-        self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
+        self.right_bytes = e.lanes * (2 if weights else e.item)  # a vector of B
         self.fetch = Prefetcher(e, t, nv * self.right_bytes) if ahead else None
         self.w = {name: e.word(t, name) for name in _LOOP_WORDS}
         self.mask = e.tail_mask(e.word(t, "tail")) if masked else None
@@ -154,11 +154,11 @@ class _Tile(Sums):
 
     def right(self, address: Any, j: int) -> Any:
         """Load vector j of a step of B, in the dtype of the tile."""
-        if self.weights != "bfloat16":
+        if not self.weights:
             return self.e.load(address, self.lane_mask(j))
         # Packed weights are padded to whole vectors, so that no mask is needed.
         bits = load_at(self.e.b, address, ir.VectorType(I16, self.e.lanes), 2)
-        return bf16_to_f32(self.e.b, bits)
+        return half_to_f32(self.e.b, bits, self.weights)
 
     def start(self) -> None:
         """Set the accumulators to their initial values if `TileBlock.start` is set."""
@@ -403,8 +403,8 @@ def contraction(
         nv: Most vectors of a row of a tile.
         masked: Whether the last vector of each row has `TileBlock.tail` elements only.
         ahead: Whether to prefetch the memory at `TileBlock.ahead` into the L2 cache meanwhile.
-        weights: ``"bfloat16"`` if B is stored so and is converted in registers, for packed B only;
-            "" for ``dtype``.
+        weights: ``"bfloat16"`` or ``"float16"`` if B is stored so and is converted in registers,
+            for packed B only; "" for ``dtype``.
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:

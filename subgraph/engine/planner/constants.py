@@ -14,15 +14,21 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.memory import ALIGN
 from subgraph.engine.planner.operands import Operand, Storage, Weight
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import Array, Dim, TensorType, dtype_of
+from subgraph.graph.types import ONNX_DTYPE, Array, Dim, TensorType, dtype_of
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.weights.cache import WeightCache, WeightEntry, recipe_id
+
+# Operators of the standard whose results are elements of their first input, or of all inputs.
+_MOVES = frozenset(
+    {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
 
 
 class _Derivation:
@@ -164,6 +170,32 @@ def derive(
     given = "".join("x" if one else "-" for one in present)
     name = f"{node.domain}:{node.op_type}:{node.version}.{output}({given},{attributes}):{type_}"
     return Weight(name, _Derivation(node, output, present, type_), tuple(sources))
+
+
+def half_storage(operand: Operand) -> str:
+    """Return the dtype of half precision that holds a constant exactly; "" if none is known to.
+
+    Such are weights of half precision that a model's operators only widen, move or join.
+    """
+    dtypes: set[str] = set()
+    work = [operand.origin]
+    while work:
+        origin = work.pop()
+        if not isinstance(origin, Weight):
+            dtypes.add(origin.type.dtype if isinstance(origin, Parameter) else _dtype(origin))
+            continue
+        node = origin.make.node if isinstance(origin.make, _Derivation) else None
+        if node is None or node.domain or node.op_type not in _MOVES:
+            return ""
+        if node.op_type == "Cast" and node.attrs["to"] != ONNX_DTYPE["float32"]:
+            return ""
+        work += origin.sources if node.op_type == "Concat" else origin.sources[:1]
+    (dtype, *others) = dtypes
+    return dtype if dtype in HALF_FLOATS and not others else ""
+
+
+def _dtype(array: Array | None) -> str:
+    return "" if array is None else dtype_of(array)
 
 
 def _text(value: Any) -> str:
