@@ -58,12 +58,13 @@ class Built:
 
 def kernels_of(level: IsaLevel, models: Sequence[Path]) -> list[Kernel]:
     """Return the kernels that the families and ``models`` need on a level's machines."""
-    entry.method()  # compiled for this machine, before the target changes
+    entry.method()  # Python calls it, so it must not be replaced while kernels are recorded
     with toolchain.recording() as found:
         for processor in level.planned_as:
             with host.target(level.isa._replace(cpu=processor), level.architecture):
                 _plan(models)
-    return [kernel for kernel in found if kernel.module.startswith("subgraph.")]
+    needed = dict.fromkeys([entry.KERNEL, *found])
+    return [kernel for kernel in needed if kernel.module.startswith("subgraph.")]
 
 
 def _plan(models: Sequence[Path]) -> None:
@@ -103,8 +104,7 @@ def build(folder: Path, levels: Sequence[IsaLevel], models: Sequence[Path]) -> l
         ]
         codes = compiled_codes(level, wanted)
         new = {kernel: code for kernel, code in codes.items() if not _same(below, kernel, code)}
-        texts = {} if below else {entry.TEXT: _assembled(level)}
-        built.append(write_level(folder, level, new, texts))
+        built.append(write_level(folder, level, new))
         below = {**below, **new}
     return built
 
@@ -141,26 +141,14 @@ def compiled_codes(level: IsaLevel, kernels: Sequence[Kernel]) -> dict[Kernel, O
     return codes
 
 
-def _assembled(level: IsaLevel) -> ObjectCode:
-    with host.target(level.isa, level.architecture):
-        return toolchain.assemble_for_level(entry.TEXT)
-
-
-def write_level(
-    folder: Path,
-    level: IsaLevel,
-    codes: Mapping[Kernel, ObjectCode],
-    texts: Mapping[str, ObjectCode],
-) -> Built:
+def write_level(folder: Path, level: IsaLevel, codes: Mapping[Kernel, ObjectCode]) -> Built:
     """Write the file of a level.
 
     Args:
         folder: Folder of the file.
         level: Instruction set and processors of the kernels.
         codes: Code of kernels.
-        texts: Code of LLVM assembly, by its text (see `toolchain.native`).
     """
-    named = {**{kernel.description: code for kernel, code in codes.items()}, **texts}
     modules = sorted({kernel.module for kernel in codes})
     path = folder / f"{level.name}.pack"
     prebuilt.write_pack(
@@ -168,9 +156,9 @@ def write_level(
         level,
         prebuilt.version_names(),
         {module: source_digest(module) for module in modules},
-        {prebuilt.kernel_key(description): code for description, code in named.items()},
+        {prebuilt.kernel_key(kernel): code for kernel, code in codes.items()},
     )
-    return Built(level, path, len(named), path.stat().st_size)
+    return Built(level, path, len(codes), path.stat().st_size)
 
 
 def _write_schemas(folder: Path) -> None:

@@ -22,7 +22,7 @@ from subgraph.engine.program.program import walker
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain import toolchain
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.engine.toolchain.keys import cache_key, text_key
+from subgraph.engine.toolchain.keys import cache_key
 from subgraph.graph.parameters import Parameter, Snapshot, Unchecked
 from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.subgraph_op import ExportFile, ImportFile, ProfileEntry
@@ -179,11 +179,11 @@ def read(
 def _describe_code(kernels: Iterable[Kernel], file: ExportFile) -> list[Any]:
     """Return the code of kernels, and of those that every program needs, if it is cached."""
     in_kernel, isa = sleeps_in_kernel(), host.isa()
-    # The walker and the helper threads' kernels run every program, so a machine without a cache
-    # would have to compile them.
-    needed = dict.fromkeys([*kernels, walker(in_kernel), *helper_kernels(in_kernel)])
+    # The entry, the walker and the helper threads' kernels run every program, so a machine without
+    # a cache would have to compile them.
+    always = (entry.KERNEL, walker(in_kernel), *helper_kernels(in_kernel))
+    needed = dict.fromkeys([*kernels, *always])
     codes = {cache_key(kernel, isa): toolchain.object_code(kernel) for kernel in needed}
-    codes[text_key(entry.TEXT, isa)] = toolchain.native_code(entry.TEXT)
     return [
         [key, code.needs, code.start, file.array(np.frombuffer(code.data, np.uint8))]
         for key, code in codes.items()

@@ -11,41 +11,10 @@ import ctypes
 from collections.abc import Callable
 from typing import Final, cast
 
-from subgraph.engine.program import abi
 from subgraph.engine.toolchain import toolchain
+from subgraph.engine.toolchain.kernel import Kernel
 
-# The entry: ``self`` is a Python integer, the address of a run block.
-TEXT: Final = f"""
-declare ptr @PyLong_AsVoidPtr(ptr)
-declare ptr @PyLong_FromLongLong(i64)
-declare ptr @PyEval_SaveThread()
-declare void @PyEval_RestoreThread(ptr)
-
-define ptr @entry(ptr %self, ptr %unused) {{
-start:
-  %run = call ptr @PyLong_AsVoidPtr(ptr %self)
-  %args = ptrtoint ptr %run to i64
-  %walk.at = getelementptr i8, ptr %run, i64 {abi.RUN_WALK}
-  %walk = load ptr, ptr %walk.at
-  %release.at = getelementptr i8, ptr %run, i64 {abi.RUN_RELEASE}
-  %release = load i64, ptr %release.at
-  %keep = icmp eq i64 %release, 0
-  br i1 %keep, label %held, label %free
-held:
-  call void %walk(i64 %args, i64 0, i64 0, i64 0)
-  br label %done
-free:
-  %thread = call ptr @PyEval_SaveThread()
-  call void %walk(i64 %args, i64 0, i64 0, i64 0)
-  call void @PyEval_RestoreThread(ptr %thread)
-  br label %done
-done:
-  %status.at = getelementptr i8, ptr %run, i64 {abi.RUN_STATUS}
-  %status = load i64, ptr %status.at
-  %result = call ptr @PyLong_FromLongLong(i64 %status)
-  ret ptr %result
-}}
-"""
+KERNEL: Final = Kernel("subgraph.engine.program.entry_kernels", "entry")
 _NO_ARGUMENTS = 0x0004  # METH_NOARGS
 
 
@@ -67,8 +36,7 @@ def method() -> _MethodDef:
     """Return the method definition of the entry, which the first call loads or compiles."""
     with toolchain.lock:
         if not _methods:
-            code = toolchain.native(TEXT)
-            _methods.append(_MethodDef(b"run_program", code, _NO_ARGUMENTS, None))
+            _methods.append(_MethodDef(b"run_program", KERNEL.address, _NO_ARGUMENTS, None))
         return _methods[0]
 
 

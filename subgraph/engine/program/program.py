@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.program import abi
-from subgraph.engine.program.entry import entry
+from subgraph.engine.program import abi, entry
 from subgraph.engine.program.pool import Pool, helper_kernels, sleeps_in_kernel
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import guard_pages
@@ -61,10 +60,10 @@ def grain(units: int, nanoseconds: float, least: int = 1) -> int:
 
 
 def runtime_kernels(pool: Pool | None) -> tuple[Kernel, ...]:
-    """Return the kernels that a program on a pool needs: the walker, and those of the helpers."""
+    """Return the kernels of every program on a pool: entry, walker, and those of the helpers."""
     if pool is None or pool.size == 1:
-        return (walker(sleeps_in_kernel()),)
-    return (walker(pool.in_kernel), *helper_kernels(pool.in_kernel))
+        return (entry.KERNEL, walker(sleeps_in_kernel()))
+    return (entry.KERNEL, walker(pool.in_kernel), *helper_kernels(pool.in_kernel))
 
 
 @cache
@@ -112,7 +111,7 @@ class Program:
             (len(steps) if guard_pages.MODE else 0, 2), np.int64
         )
         self._block = self._make_block(self._times.ctypes.data if guard_pages.MODE else 0)
-        self._call = entry(self._block.ctypes.data)
+        self._call = entry.entry(self._block.ctypes.data)
 
     def _make_block(self, times: int) -> NDArray[np.int64]:
         """Return a run block; ``times`` is the address for the steps' times, 0 for none."""
@@ -169,7 +168,7 @@ class Program:
         times = np.zeros((len(self.rows), 2), np.int64)
         block = self._make_block(times.ctypes.data)
         self.wake_helpers()
-        return not entry(block.ctypes.data)(), times
+        return not entry.entry(block.ctypes.data)(), times
 
     def running(self) -> list[int]:
         """Return the indices of steps that have begun and not ended; empty without guard pages."""

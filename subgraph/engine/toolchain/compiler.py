@@ -1,4 +1,4 @@
-"""The compiler: a kernel's Python function to object code, through numba and LLVM.
+"""The compiler: a kernel's Python function or LLVM assembly to object code, by numba and LLVM.
 
 1. Numba's frontend infers types and lowers the function, and each function that it calls, to LLVM
    IR (`_lower`).
@@ -64,7 +64,7 @@ def _machine(isa: Isa) -> Any:
 
 
 def make_function(module: str, factory: str, variant: dict[str, Any]) -> Any:
-    """Import a kernel module and return the Python function that its factory makes.
+    """Import a kernel module and return the function that its factory makes (`Kernel`).
 
     Args:
         module: Full dotted name of the module.
@@ -158,7 +158,8 @@ def compile_object(function: Any, symbol: str, isa: Isa) -> bytes:
     Args:
         function: A Python function of four int64 without a result. Its attribute ``fastmath``, if
             it has one, is the set of LLVM's fast-math flags (such as ``"contract"``) for its
-            arithmetic on Python floats; vectors' operations are unaffected.
+            arithmetic on Python floats; vectors' operations are unaffected. Or LLVM assembly, whose
+            ``@entry`` is the function and may have another signature.
         symbol: Name of the C function in the object.
         isa: The instruction set to compile for.
 
@@ -187,11 +188,14 @@ def object_and_assembly(function: Any, symbol: str, isa: Isa) -> tuple[bytes, st
 
 def _optimised(function: Any, symbol: str, isa: Isa) -> Any:
     """Return the optimised LLVM module of a kernel, in which only ``symbol`` is external."""
-    try:
-        module = _lower(function, symbol, isa)
-    except internals.MissingInterface as error:
-        _LOG.warning("numba is used by its public interface, which takes longer: %s", error)
-        module = _lower_by_cfunc(function, symbol)
+    if isinstance(function, str):
+        module = ll.parse_assembly(function.replace("@entry", f"@{symbol}"))
+    else:
+        try:
+            module = _lower(function, symbol, isa)
+        except internals.MissingInterface as error:
+            _LOG.warning("numba is used by its public interface, which takes longer: %s", error)
+            module = _lower_by_cfunc(function, symbol)
     for item in (*module.functions, *module.global_variables):
         if not item.is_declaration and item.name != symbol:
             item.linkage = "internal"

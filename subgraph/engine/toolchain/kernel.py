@@ -10,6 +10,8 @@ activation) it returns the Python function that is compiled::
 
     Kernel("subgraph.ops.conv.kernels", "direct", mr=14, nv=2, lanes=16, act="Relu").address
 
+A factory of a function that numba cannot express returns LLVM assembly that defines ``@entry``.
+
 The compiled function has the C signature ``void(int64, int64, int64, int64)``: the address of the
 kernel's argument block, the first and one past the last work unit to do, and the index of the
 executing thread. See docs/kernels.md.

@@ -31,14 +31,9 @@ _IMPORT = re.compile(
 )
 
 
-def text_key(text: str, isa: host.Isa) -> str:
-    """Return the cache key of code that `toolchain.native` compiles from LLVM assembly.
-
-    Args:
-        text: The assembly.
-        isa: The instruction set in force.
-    """
-    return hashlib.sha256(f"{text}\0{environment(isa)}".encode()).hexdigest()
+def symbol_of(key: str) -> str:
+    """Return the symbol of the function that is stored under a key of hexadecimal digits."""
+    return f"sg_{key[:32]}"
 
 
 def cache_key(kernel: Kernel, isa: host.Isa) -> str:

@@ -23,7 +23,7 @@ import attrs
 
 from subgraph.engine.toolchain.isa_levels import LEVELS, IsaLevel
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.engine.toolchain.keys import compiler_versions, source_digest
+from subgraph.engine.toolchain.keys import compiler_versions, source_digest, symbol_of
 from subgraph.engine.toolchain.loader import KernelError
 from subgraph.system import host
 from subgraph.system.objectcache import ObjectCode
@@ -196,66 +196,49 @@ def write_manifest(path: Path, manifest: Manifest, body: bytes) -> None:
     write_raw(path, header.encode(), body)
 
 
-def kernel_key(description: str) -> str:
-    """Return the key of an entry in a manifest: a hash that is the same in every version.
-
-    Args:
-        description: `Kernel.description`, or the LLVM assembly that `toolchain.native` compiles.
-    """
-    return hashlib.sha256(description.encode()).hexdigest()[:32]
-
-
-def symbol_of(key: str) -> str:
-    """Return the symbol that the code of an entry defines, from its `kernel_key`."""
-    return f"sg_{key}"
+def kernel_key(kernel: Kernel) -> str:
+    """Return the key of an entry in a manifest: a hash that is the same in every version."""
+    return hashlib.sha256(kernel.description.encode()).hexdigest()[:32]
 
 
 def find(kernel: Kernel, isa: host.Isa) -> tuple[str, ObjectCode] | None:
     """Return the symbol and code of a prebuilt kernel; None if there is none that is up to date."""
-    found = _find(kernel_key(kernel.description), isa)
-    if found is None:
+    key = kernel_key(kernel)
+    pack = _pack_with(key, isa)
+    if pack is None:
         return None
-    pack, key = found
-    if pack.manifest.sources.get(kernel.module) != source_digest(kernel.module):
+    if not _is_current(pack, kernel):
         warn_once(
             f"the prebuilt kernels of {kernel.module} are stale: its sources, or those of a module "
             f"that it imports, changed since {pack.path.parent} was made; its kernels are compiled "
             "once for this machine (`make kernels` makes them anew)"
         )
         return None
-    return _code(pack, key)
-
-
-def find_text(text: str, isa: host.Isa) -> tuple[str, ObjectCode] | None:
-    """Return the symbol and prebuilt code of an LLVM assembly text; None if there is none."""
-    found = _find(kernel_key(text), isa)
-    return None if found is None else _code(*found)
-
-
-def holds(kernel: Kernel, isa: host.Isa) -> bool:
-    """Return whether there is prebuilt code of a kernel, made from its present sources."""
-    found = _find(kernel_key(kernel.description), isa)
-    if found is None:
-        return False
-    return found[0].manifest.sources.get(kernel.module) == source_digest(kernel.module)
-
-
-def _find(key: str, isa: host.Isa) -> tuple[Pack, str] | None:
-    """Return the best pack with an entry that this machine may run, and the entry's key."""
-    for pack in _packs(folder(), isa, host.architecture()):
-        entry = pack.manifest.kernels.get(key)
-        if entry is not None and all(isa.has(name) == answer for name, answer in entry.features):
-            return pack, key
-    return None
-
-
-def _code(pack: Pack, key: str) -> tuple[str, ObjectCode] | None:
-    """Return the symbol and code of an entry; warn and return None if it cannot be read."""
     try:
         return symbol_of(key), pack.read(key)
     except (KernelError, OSError, ValueError, zlib.error) as error:
         warn_once(f"a prebuilt kernel is not used, and is compiled: {error}")
         return None
+
+
+def holds(kernel: Kernel, isa: host.Isa) -> bool:
+    """Return whether there is prebuilt code of a kernel, made from its present sources."""
+    pack = _pack_with(kernel_key(kernel), isa)
+    return pack is not None and _is_current(pack, kernel)
+
+
+def _is_current(pack: Pack, kernel: Kernel) -> bool:
+    """Return whether a pack was made from the present sources of a kernel's module."""
+    return pack.manifest.sources.get(kernel.module) == source_digest(kernel.module)
+
+
+def _pack_with(key: str, isa: host.Isa) -> Pack | None:
+    """Return the best pack with an entry of a key that this machine may run."""
+    for pack in _packs(folder(), isa, host.architecture()):
+        entry = pack.manifest.kernels.get(key)
+        if entry is not None and all(isa.has(name) == answer for name, answer in entry.features):
+            return pack
+    return None
 
 
 @cache

@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from subgraph.engine.toolchain import compile_display, compile_workers, loader, prebuilt, targets
+from subgraph.engine.toolchain import compile_display, compile_workers, loader, prebuilt
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.engine.toolchain.keys import cache_key, text_key
+from subgraph.engine.toolchain.keys import cache_key, symbol_of
 from subgraph.engine.toolchain.loader import KernelError as KernelError
 from subgraph.engine.toolchain.objectfile import undefined_symbols
 from subgraph.errors import ConfigError, described
@@ -197,12 +197,6 @@ def object_code(kernel: Kernel) -> ObjectCode | None:
     return None if found is None else loader.as_image(*found)
 
 
-def native_code(text: str) -> ObjectCode | None:
-    """Return the stored code that `native` compiled from a text, to export it; None if none is."""
-    found = next(_stored_text(text, host.isa()), None)
-    return None if found is None else loader.as_image(*found)
-
-
 def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Definition]:
     """Yield the symbol and code of a kernel from each place that stores it, the best first."""
     packed = prebuilt.find(kernel, isa)
@@ -210,24 +204,11 @@ def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Definition]:
         yield packed
     with _errors_about(kernel):
         key = cache_key(kernel, isa)
-    yield from _stored_under(key)
-
-
-def _stored_text(text: str, isa: host.Isa) -> Iterator[_Definition]:
-    """Yield the symbol and code of an assembly text from each place that stores it."""
-    packed = prebuilt.find_text(text, isa)
-    if packed is not None:
-        yield packed
-    yield from _stored_under(text_key(text, isa))
-
-
-def _stored_under(key: str) -> Iterator[_Definition]:
-    """Yield the entries of a cache key: of an imported model, and of the cache folder."""
     if key in _imported:
-        yield _symbol(key), _imported[key]
+        yield symbol_of(key), _imported[key]
     code = objectcache.read(key)
     if code is not None:
-        yield _symbol(key), code
+        yield symbol_of(key), code
 
 
 @contextmanager
@@ -274,39 +255,19 @@ def compile_for_level(kernel: Kernel) -> ObjectCode:
     """Return the code of a kernel to be shipped with the package, for the instruction set in force.
 
     Its ``features`` are those that were queried during its compilation, with the answers. Its
-    symbol is that of `prebuilt.symbol_of`. The code is cached under a key of its own.
+    symbol is that of its `prebuilt.kernel_key`. The code is cached under a key of its own.
 
     Raises:
         KernelError: The kernel cannot be compiled.
     """
     isa = host.isa()
-    key = prebuilt.kernel_key(kernel.description)
-    return _code_to_ship(
-        cache_key(kernel, isa), lambda: _compile(kernel, prebuilt.symbol_of(key), isa)
-    )
-
-
-def assemble_for_level(text: str) -> ObjectCode:
-    """Return `native`'s code of a text to be shipped with the package, as `compile_for_level`."""
-    key = prebuilt.kernel_key(text)
-    return _code_to_ship(
-        text_key(text, host.isa()), lambda: _assemble(text, prebuilt.symbol_of(key))
-    )
-
-
-def _code_to_ship(key: str, make: Callable[[], ObjectCode]) -> ObjectCode:
-    """Return code with the features that its compilation queried, from the cache if possible.
-
-    Args:
-        key: Cache key of the same code when it is compiled for one machine.
-        make: Compiles the code.
-    """
-    code = objectcache.read(f"{key}-level")
+    key = f"{cache_key(kernel, isa)}-level"
+    code = objectcache.read(key)
     if code is None:
         with host.recorded_features() as features:
-            made = make()
+            made = _compile(kernel, symbol_of(prebuilt.kernel_key(kernel)), isa)
         code = made._replace(features=tuple(sorted(features.items())))
-        objectcache.write(f"{key}-level", code)
+        objectcache.write(key, code)
     return code
 
 
@@ -319,9 +280,9 @@ def compile_to_cache(kernel: Kernel) -> None:
     isa = host.isa()
     key = cache_key(kernel, isa)
     with _errors_about(kernel):
-        code = _compile(kernel, _symbol(key), isa)
+        code = _compile(kernel, symbol_of(key), isa)
     if not objectcache.write(key, code):
-        _addresses[kernel, isa] = loader.load([(_symbol(key), code)])[0]
+        _addresses[kernel, isa] = loader.load([(symbol_of(key), code)])[0]
 
 
 def _load_together(codes: dict[Kernel, _Definition], isa: host.Isa) -> None:
@@ -342,64 +303,6 @@ def forget(kernel: Kernel) -> None:
     """Have the next use of a kernel look for its code again; loaded code stays in memory."""
     with lock:
         _addresses.pop((kernel, host.isa()), None)
-
-
-def native(text: str) -> int:
-    """Load the function that LLVM assembly defines as ``@entry``; return its address.
-
-    The code is stored and compiled like a kernel's. This serves functions that numba cannot
-    express, such as those with Python's C calling convention.
-
-    Raises:
-        KernelError: The code cannot be compiled or loaded.
-    """
-    with lock:
-        isa = host.isa()
-        found = _load_first("native code", _stored_text(text, isa))
-        if found is None:
-            found = _compile_and_load(
-                "native code", text_key(text, isa), lambda symbol: _assemble(text, symbol)
-            )
-        return found
-
-
-def _assemble(text: str, symbol: str) -> ObjectCode:
-    """Compile LLVM assembly, its function ``@entry`` renamed to a symbol.
-
-    Raises:
-        KernelError: The text is not valid, or calls what kernels may not.
-    """
-    from llvmlite import binding
-
-    machine = targets.machine()
-    try:
-        module = binding.parse_assembly(text.replace("@entry", f"@{symbol}"))
-        return _checked("native code", symbol, bytes(machine.emit_object(module)))
-    except RuntimeError as error:
-        if isinstance(error, KernelError):
-            raise
-        raise KernelError(f"native code: cannot be compiled: {error}") from error
-
-
-def _checked(what: str, symbol: str, data: bytes) -> ObjectCode:
-    """Return an object file as an image where possible, its undefined symbols checked.
-
-    Args:
-        what: Name of the code, with which messages begin.
-        symbol: The function that it defines.
-        data: The object file.
-
-    Raises:
-        KernelError: Kernels may not call one of the symbols.
-    """
-    code = ObjectCode(undefined_symbols(data), data)
-    loader.check_symbols(what, code.needs)
-    return loader.as_image(symbol, code)
-
-
-def _symbol(key: str) -> str:
-    """Return the symbol of the function that is cached under a key."""
-    return f"sg_{key[:32]}"
 
 
 @contextmanager
@@ -436,15 +339,24 @@ def _load_or_compile(kernel: Kernel, isa: host.Isa) -> int:
     if _recorded is not None:
         _recorded[kernel] = None
         return ctypes.cast(_empty_kernel(), ctypes.c_void_p).value or 0
-    found = _load_first(kernel.description, _stored(kernel, isa))
-    if found is None:
-        with _expecting(1), _errors_about(kernel):
-            found = _compile_and_load(
-                kernel.description,
-                cache_key(kernel, isa),
-                lambda symbol: _compile(kernel, symbol, isa),
+    for stored in _stored(kernel, isa):
+        try:
+            found = loader.load([stored])[0]
+        except KernelError as error:
+            _LOG.info(
+                "the stored object code of %s cannot be loaded: %s", kernel.description, error
             )
-    return found
+        else:
+            statistics.loaded += 1
+            return found
+    key = cache_key(kernel, isa)
+    with _expecting(1), _errors_about(kernel):
+        code = _compile(kernel, symbol_of(key), isa)
+        objectcache.write(key, code)
+        try:
+            return loader.load([(symbol_of(key), code)])[0]
+        except KernelError as error:
+            raise KernelError(f"{kernel.description}: {error}") from error
 
 
 @contextmanager
@@ -455,41 +367,6 @@ def _errors_about(kernel: Kernel) -> Generator[None]:
     except KernelError as error:
         error.kernel = kernel.description
         raise
-
-
-def _load_first(what: str, stored: Iterable[_Definition]) -> int | None:
-    """Load the first code that can be loaded; return its address, None if none can.
-
-    Args:
-        what: Name of the code, for the log.
-        stored: Symbols and code, the best first.
-    """
-    for code in stored:
-        try:
-            found = loader.load([code])[0]
-        except KernelError as error:
-            _LOG.info("the stored object code of %s cannot be loaded: %s", what, error)
-        else:
-            statistics.loaded += 1
-            return found
-    return None
-
-
-def _compile_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
-    """Compile code, write it to the cache and load it; return its address.
-
-    Args:
-        what: Name of the code, with which messages begin.
-        key: Cache key of the code.
-        make: Compiles the code; its argument is the symbol of the function to define.
-    """
-    symbol = _symbol(key)
-    code = make(symbol)
-    objectcache.write(key, code)
-    try:
-        return loader.load([(symbol, code)])[0]
-    except KernelError as error:
-        raise KernelError(f"{what}: {error}") from error
 
 
 def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
@@ -511,7 +388,9 @@ def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
         raise KernelError(
             f"{kernel.description}: cannot be compiled: {described(error)}"
         ) from error
-    code = _checked(kernel.description, symbol, data)
+    code = ObjectCode(undefined_symbols(data), data)
+    loader.check_symbols(kernel.description, code.needs)
+    code = loader.as_image(symbol, code)
     _report(kernel, time.perf_counter() - start)
     return code
 

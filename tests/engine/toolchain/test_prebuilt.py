@@ -75,11 +75,10 @@ from subgraph.engine.toolchain.isa_levels import LEVELS
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import host
 (level,) = (level for level in LEVELS if level.name == sys.argv[2])
-kernels = [Kernel("user_kernels.adding", "add"), walker(sleeps_in_kernel())]
+kernels = [Kernel("user_kernels.adding", "add"), walker(sleeps_in_kernel()), entry.KERNEL]
 with host.target(level.isa, level.architecture):
     codes = {kernel: toolchain.compile_for_level(kernel) for kernel in kernels}
-    texts = {entry.TEXT: toolchain.assemble_for_level(entry.TEXT)}
-prebuild.write_level(Path(sys.argv[1]), level, codes, texts)
+prebuild.write_level(Path(sys.argv[1]), level, codes)
 """
 
 
@@ -207,8 +206,7 @@ from subgraph.engine.toolchain.isa_levels import LEVELS
 from subgraph.system import host
 (level,) = (level for level in LEVELS if level.name == sys.argv[1])
 with host.target(level.isa, level.architecture):
-    made = [toolchain.assemble_for_level(entry.TEXT)]
-    made.append(toolchain.compile_for_level(walker(True)))
+    made = [toolchain.compile_for_level(kernel) for kernel in (entry.KERNEL, walker(True))]
 print({int.from_bytes(code.data[18:20], "little") for code in made if code.start is None})
 print(sorted(made[1].needs))
 """

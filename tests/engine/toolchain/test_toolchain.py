@@ -271,6 +271,8 @@ def test_kernels_are_values() -> None:
         ("broken", "cannot be compiled"),
         ("raising", "which kernels may not"),
         ("missing", "missing"),
+        ("bad_assembly", "cannot be compiled"),
+        ("assembly_that_calls_system", "'system'"),
     ],
 )
 def test_a_bad_kernel_is_an_error(factory: str, message: str, folder: Path) -> None:
@@ -284,16 +286,6 @@ def test_a_bad_kernel_is_an_error(factory: str, message: str, folder: Path) -> N
 def test_a_missing_module_is_an_error() -> None:
     with pytest.raises(KernelError, match=r"subgraph\.ops\.no_such_kernels"):
         _ = Kernel("subgraph.ops.no_such_kernels", "anything").address
-
-
-def test_native_code_that_cannot_be_compiled_or_loaded_is_an_error() -> None:
-    with pytest.raises(KernelError, match="cannot be compiled"):
-        toolchain.native("define nonsense @entry")
-    with pytest.raises(KernelError, match="'system'"):
-        toolchain.native(
-            "declare i32 @system(ptr)\n"
-            "define void @entry() {\n  %x = call i32 @system(ptr null)\n  ret void\n}\n"
-        )
 
 
 def test_listeners_hear_of_compilations(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -307,6 +307,19 @@ def broken() -> Function:
     return kernel
 
 
+def bad_assembly() -> str:
+    """Return assembly that LLVM refuses."""
+    return "define nonsense @entry"
+
+
+def assembly_that_calls_system() -> str:
+    """Return assembly of a function that calls what kernels may not."""
+    return (
+        "declare i32 @system(ptr)\n"
+        "define void @entry() {\n  %x = call i32 @system(ptr null)\n  ret void\n}\n"
+    )
+
+
 def raising() -> Function:
     """Make a kernel that needs Python to raise its exception."""
 
