@@ -35,7 +35,7 @@ class BlockwiseArguments(KernelArguments):
 
 
 class BlockwiseProductArguments(BlockwiseArguments):
-    """Arguments of `few_rows` and `few_rows_of_bytes`; a work unit is a panel.
+    """Arguments of `few_rows`; a work unit is a panel.
 
     Attributes:
         a: Left side, rows without gaps: float32, or bytes of `quantize_rows`.
@@ -127,7 +127,7 @@ class BlockwiseTileBlock(WordBlock):
         last_words: Words of the last block.
         a: First element of the left side.
         a_row: Bytes between its rows.
-        factors: Scale and sum of each block of the first row (`few_rows_of_bytes` only).
+        factors: Scale and sum of each block of the first row (rows of bytes only).
         factors_row: Bytes between those of rows.
         bias: float32 for each column; 0: none.
         c: First element of the result.

@@ -283,8 +283,8 @@ def _emit_few_rows(
         added = low.weight(form.recipe("blockwise bias"), form.bias, bias)
     mr = _most_rows()
     kernel = Kernel(
-        "subgraph.ops.contrib.blockwise_kernels", "few_rows_of_bytes" if bytes_ else "few_rows",
-        bits=form.bits, lanes=form.lanes, mr=mr, nv=form.nv,
+        "subgraph.ops.contrib.blockwise_kernels", "few_rows",
+        bits=form.bits, lanes=form.lanes, mr=mr, nv=form.nv, of_bytes=bytes_,
     )  # fmt: skip
     arguments = BlockwiseProductArguments(
         **_weights(low, form, 1),

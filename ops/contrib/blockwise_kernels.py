@@ -150,30 +150,6 @@ class _Panel:
         return self.e.b.lshr(word, self.ints(k * self.bits)) if k else word
 
 
-def few_rows(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the kernel of `BlockwiseProductArguments`: each weight is unpacked for ``mr`` rows.
-
-    Args:
-        bits: Bits of a number.
-        lanes: Elements of a vector.
-        mr: Most rows of a tile.
-        nv: Vectors of a panel.
-    """
-    return _product_kernel(bits, lanes, mr, nv, of_bytes=False)
-
-
-def few_rows_of_bytes(*, bits: int, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the kernel of `BlockwiseProductArguments` with rows of bytes; see `quantize_rows`.
-
-    Args:
-        bits: Bits of a number.
-        lanes: Elements of a vector.
-        mr: Most rows of a tile.
-        nv: Vectors of a panel.
-    """
-    return _product_kernel(bits, lanes, mr, nv, of_bytes=True)
-
-
 def _float_tile(bits: int) -> Any:
     """Return the emitter of a product's tile; see `size_switch`.
 
@@ -292,10 +268,16 @@ def _tiles(bits: int, lanes: int, mr: int, nv: int, of_bytes: bool) -> Any:
     return size_switch(name, "float32", lanes, sizes, emit)
 
 
-def _product_kernel(
-    bits: int, lanes: int, mr: int, nv: int, *, of_bytes: bool
-) -> Callable[..., None]:
-    """Return the kernel of `BlockwiseProductArguments` over tiles; see `few_rows`."""
+def few_rows(*, bits: int, lanes: int, mr: int, nv: int, of_bytes: bool) -> Callable[..., None]:
+    """Return the kernel of `BlockwiseProductArguments`: each weight is unpacked for ``mr`` rows.
+
+    Args:
+        bits: Bits of a number.
+        lanes: Elements of a vector.
+        mr: Most rows of a tile.
+        nv: Vectors of a panel.
+        of_bytes: Whether the rows are of bytes; see `quantize_rows`.
+    """
     arguments = view_of(BlockwiseProductArguments)
     width, item = lanes * nv, 1 if of_bytes else 4
     tiles = _tiles(bits, lanes, mr, nv, of_bytes)

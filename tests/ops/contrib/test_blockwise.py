@@ -92,7 +92,7 @@ def test_products(
     narrow = precision == "bfloat16" and host.multiplies_bfloat16()
     if level == 4 or group:
         in_bytes = not narrow or few <= 64
-        assert ("few_rows_of_bytes" in kernels) == in_bytes
+        assert ("quantize_rows" in kernels) == in_bytes
         narrow = narrow and not in_bytes
     else:
         in_bytes = False
