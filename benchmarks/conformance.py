@@ -26,17 +26,18 @@ import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 import onnx
+from models import onnxruntime_session
+from worker_pool import Lost, run_tasks
 
 from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, Array, numpy_dtype
 from subgraph.testing import conformance as suite
@@ -168,15 +169,10 @@ def _onnxruntime(model: onnx.ModelProto) -> suite.Run:
 
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
     lowered.ir_version = min(lowered.ir_version, 13)
-    session = ort.InferenceSession(
-        lowered.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime_session(lowered.SerializeToString())
     names = [item.name for item in session.get_inputs()]
     results = [item.name for item in session.get_outputs()]
 
@@ -265,24 +261,20 @@ def _onnx_reference(model: onnx.ModelProto) -> suite.Run:
 # --- workers -----------------------------------------------------------------------------------
 
 
-def _work(channel: Connection, column: Column, options: argparse.Namespace) -> None:
-    """Run the cases whose positions come through the channel.
+def _runner(
+    column: Column, options: argparse.Namespace
+) -> Callable[[int], tuple[str, float, bool]]:
+    """Return the function that runs the case at a position, in a worker process.
 
-    Error, seconds, and whether the column's device ran a node are sent for each.
+    It returns the error, the seconds, and whether the column's device ran a node.
     """
-    warnings.simplefilter("ignore")
     os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"  # ONNX Runtime: allow opset 27 and 28
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 1)
-    os.dup2(sink, 2)
     devices: set[str] = set()
     prepare = preparer(column, options, devices)
     known = suite.cases(options.suite)
     own = column.runtime.partition(":")[2].partition(",")[0] or column.runtime
-    while True:
-        position = channel.recv()
-        if position is None:
-            return
+
+    def run(position: int) -> tuple[str, float, bool]:
         devices.clear()
         start = time.perf_counter()
         try:
@@ -293,63 +285,9 @@ def _work(channel: Connection, column: Column, options: argparse.Namespace) -> N
             text = " ".join(str(failure).split())[:300]
             place = f"{Path(where.filename).name}:{where.lineno}"
             error = f"{type(failure).__name__}: {text} ({place})"
-        channel.send((error, time.perf_counter() - start, own in devices))
+        return error, time.perf_counter() - start, own in devices
 
-
-class Worker:
-    """A process that runs cases of one column, replaced when it dies.
-
-    Attributes:
-        position: Position of the case that runs, None if none does.
-        started: Clock (time.perf_counter) at its begin.
-        channel: Connection to the process.
-    """
-
-    def __init__(self, column: Column, options: argparse.Namespace) -> None:
-        """Start the process."""
-        self._arguments = (column, options)
-        self.position: int | None = None
-        self.started = 0.0
-        self._start()
-
-    def _start(self) -> None:
-        context = mp.get_context("fork")
-        self.channel, other = context.Pipe()
-        self._process = context.Process(target=_work, args=(other, *self._arguments), daemon=True)
-        self._process.start()
-        other.close()
-
-    def give(self, position: int) -> None:
-        """Start a case."""
-        self.position, self.started = position, time.perf_counter()
-        self.channel.send(position)
-
-    def take(self) -> tuple[str, float, bool]:
-        """Return what `_work` sent of the case that has ended; replace a dead process."""
-        try:
-            answer: tuple[str, float, bool] = self.channel.recv()
-        except (EOFError, OSError):
-            self._process.join()
-            code = self._process.exitcode
-            self._start()
-            answer = f"the process died (exit code {code})", 0.0, False
-        self.position = None
-        return answer
-
-    def kill(self) -> None:
-        """End the process and start another."""
-        self._process.kill()
-        self._process.join()
-        self.position = None
-        self._start()
-
-    def stop(self) -> None:
-        """End the process."""
-        with suppress(OSError):
-            self.channel.send(None)
-        self._process.join(2)
-        if self._process.is_alive():
-            self._process.kill()
+    return run
 
 
 def run_column(
@@ -363,36 +301,11 @@ def run_column(
         options: The arguments ``jobs``, ``seed``, ``config``, ``suite`` and ``timeout``.
     """
     known = suite.cases(options.suite)
-    count = min(options.jobs, len(positions))
-    workers = [Worker(column, options) for _ in range(count)]
-    waiting = list(reversed(positions))
-    running = 0
-    try:
-        for worker in workers:
-            worker.give(waiting.pop())
-            running += 1
-        while running:
-            ready = wait([w.channel for w in workers if w.position is not None], timeout=0.5)
-            for worker in workers:
-                position = worker.position
-                if position is None:
-                    continue
-                name = known[position].name
-                if worker.channel in ready:
-                    yield Outcome(name, *worker.take())
-                elif time.perf_counter() - worker.started > options.timeout:
-                    worker.kill()
-                    late = f"no result within {options.timeout:g} s"
-                    yield Outcome(name, late, options.timeout)
-                else:
-                    continue
-                running -= 1
-                if waiting:
-                    worker.give(waiting.pop())
-                    running += 1
-    finally:
-        for worker in workers:
-            worker.stop()
+    prepare = partial(_runner, column, options)
+    for position, answer in run_tasks(prepare, positions, options.jobs, options.timeout):
+        lost = isinstance(answer, Lost)
+        error, seconds, own = (str(answer), 0.0, False) if lost else answer
+        yield Outcome(known[position].name, error, seconds, own)
 
 
 # --- report ------------------------------------------------------------------------------------

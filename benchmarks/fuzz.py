@@ -28,6 +28,7 @@ import attrs
 import numpy as np
 import onnx
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from models import onnxruntime_session
 
 import subgraph as sg
 from subgraph.graph.types import Array
@@ -43,12 +44,7 @@ class Difference(AssertionError):
 
 def in_onnxruntime(content: bytes) -> Callable[[Mapping[str, Array]], list[Any]]:
     """Return a function that runs the model in ONNX Runtime."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(content)
     return lambda feeds: list(session.run(None, dict(feeds)))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from models import onnxruntime_session
 from onnx import numpy_helper
 
 from subgraph.graph.types import Array
@@ -42,11 +43,11 @@ class _Model:
         return node, position
 
 
-def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
-    """Return light model ``name`` (see NAMES) with random weights of seed ``seed``."""
+def light_model(name: str) -> onnx.ModelProto:
+    """Return light model ``name`` (see NAMES) with random weights."""
     proto = onnx.load(FOLDER / f"{name}.onnx")
     model = _Model(proto)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     fillers = [
         node
         for node in proto.graph.node
@@ -97,8 +98,6 @@ def _drop_unused(proto: onnx.ModelProto) -> None:
 
 def _rescale_classifier(proto: onnx.ModelProto) -> None:
     """Scale the classifier for unit spread of the logits, so that Softmax does not saturate."""
-    import onnxruntime
-
     softmax = [node for node in proto.graph.node if node.op_type == "Softmax"]
     if not softmax:
         return
@@ -108,11 +107,7 @@ def _rescale_classifier(proto: onnx.ModelProto) -> None:
     probe.graph.output.append(
         onnx.helper.make_tensor_value_info(softmax[0].input[0], onnx.TensorProto.FLOAT, None)
     )
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime_session(probe.SerializeToString())
     entry = session.get_inputs()[0]
     image = np.random.default_rng(1).standard_normal(entry.shape).astype(np.float32)
     spread = float(np.std(np.asarray(session.run(None, {entry.name: image})[0])))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing as mp
 import os
 import random
 import re
@@ -20,17 +19,15 @@ import resource
 import sys
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import onnx
+from worker_pool import Lost, run_tasks
 
 from subgraph.testing import conformance as suite
 
@@ -235,67 +232,22 @@ def _small_cases() -> list[suite.Case]:
 # --- workers -----------------------------------------------------------------------------------
 
 
-def _work(channel: Connection, device: str, seed: int, gigabytes: float) -> None:
-    warnings.simplefilter("ignore")
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 1)
-    os.dup2(sink, 2)
-    limit = int(gigabytes * 2**30)
+def _runner(options: argparse.Namespace) -> Callable[[int], tuple[str, float, float]]:
+    """Return the function that runs a case in a worker process.
+
+    It returns how the case ended, its seconds, and the peak memory of the process in GiB.
+    """
+    limit = int(options.memory * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    while True:
-        number = channel.recv()
-        if number is None:
-            return
+
+    def run(number: int) -> tuple[str, float, float]:
         start = time.perf_counter()
-        ended = run_case(number, device, seed)
+        ended = run_case(number, options.device, options.seed)
         gc.collect() if number % 64 == 0 else None
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        channel.send((ended, time.perf_counter() - start, peak))
+        return ended, time.perf_counter() - start, peak
 
-
-@attrs.define
-class Worker:
-    """A process and the case that it runs.
-
-    Attributes:
-        process: The process.
-        channel: Connection to it.
-        number: The case, None if it runs none.
-        started: Clock (time.perf_counter) at the begin of the case.
-        used: CPU seconds of the process at the begin of the case.
-    """
-
-    process: Any
-    channel: Connection
-    number: int | None = None
-    started: float = 0.0
-    used: float = 0.0
-
-
-def _start(device: str, seed: int, gigabytes: float) -> Worker:
-    context = mp.get_context("fork")
-    mine, other = context.Pipe()
-    process = context.Process(target=_work, args=(other, device, seed, gigabytes), daemon=True)
-    process.start()
-    other.close()
-    return Worker(process, mine)
-
-
-def _seconds_of(process: Any) -> float:
-    """Return the CPU seconds of a process."""
-    try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _is_late(worker: Worker, limit: float) -> bool:
-    """Return whether a case exceeds ``limit`` seconds of CPU time, or ten times that by clock."""
-    waited = time.perf_counter() - worker.started
-    if waited <= limit:
-        return False
-    return waited > 10 * limit or _seconds_of(worker.process) - worker.used > limit
+    return run
 
 
 def run_all(options: argparse.Namespace) -> tuple[Counter[str], dict[str, list[int]], float, float]:
@@ -306,56 +258,21 @@ def run_all(options: argparse.Namespace) -> tuple[Counter[str], dict[str, list[i
         largest peak memory of a process in GiB.
     """
     _small_cases()
-    numbers = iter(range(options.start, options.start + options.count))
+    numbers = range(options.start, options.start + options.count)
     counts: Counter[str] = Counter()
     findings: dict[str, list[int]] = {}
-    longest, peak, running = 0.0, 0.0, 0
-    arguments = (options.device, options.seed, options.memory)
-    workers = [_start(*arguments) for _ in range(options.jobs)]
-
-    def give(worker: Worker) -> int:
-        worker.number = next(numbers, None)
-        worker.started = time.perf_counter()
-        worker.used = _seconds_of(worker.process)
-        if worker.number is None:
-            return 0
-        worker.channel.send(worker.number)
-        return 1
-
-    running = sum(map(give, workers))
-    while running:
-        ready = wait([w.channel for w in workers if w.number is not None], timeout=0.5)
-        for place, worker in enumerate(workers):
-            if worker.number is None:
-                continue
-            number, ended = worker.number, ""
-            if worker.channel in ready:
-                try:
-                    ended, seconds, used = worker.channel.recv()
-                    longest, peak = max(longest, seconds), max(peak, used)
-                except (EOFError, OSError):
-                    worker.process.join()
-                    ended = f"crash: exit code {worker.process.exitcode}"
-            elif _is_late(worker, options.timeout):
-                worker.process.kill()
-                worker.process.join()
-                ended = f"hang: more than {options.timeout:g} s"
-            if not ended:
-                continue
-            if ended.startswith(("crash", "hang")):
-                workers[place] = worker = _start(*arguments)
-            counts[ended if ended in ("result", "refused") else "finding"] += 1
-            if ended not in ("result", "refused"):
-                kind = re.sub(r"\([a-z0-9_A-Z]+\):.*", "", ended)
-                findings.setdefault(kind, []).append(number)
-                if len(findings[kind]) == 1:
-                    print(f"case {number}: {ended}", flush=True)
-            running += give(worker) - 1
-    for worker in workers:
-        with suppress(OSError):
-            worker.channel.send(None)
-        worker.process.join(1)
-        worker.process.kill()
+    longest, peak = 0.0, 0.0
+    # A case may wait for a processor, so that ten times its processor time may pass.
+    limits = 10 * options.timeout, options.timeout
+    for number, answer in run_tasks(partial(_runner, options), numbers, options.jobs, *limits):
+        ended, seconds, used = (answer, 0.0, 0.0) if isinstance(answer, Lost) else answer
+        longest, peak = max(longest, seconds), max(peak, used)
+        counts[ended if ended in ("result", "refused") else "finding"] += 1
+        if ended not in ("result", "refused"):
+            kind = re.sub(r"\([a-z0-9_A-Z]+\):.*", "", ended)
+            findings.setdefault(kind, []).append(number)
+            if len(findings[kind]) == 1:
+                print(f"case {number}: {ended}", flush=True)
     return counts, findings, longest, peak
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from worker_pool import processor_seconds
 
 import subgraph as sg
 import wrong_sizes
@@ -131,22 +132,13 @@ def _answers(channel: Any, process: Any, seconds: float) -> bool:
 
     One that waits without using any hangs, too; on a busy machine it may wait long for its turn.
     """
-    begin, waited = time.monotonic(), _processor_seconds(process.pid)
+    begin, waited = time.monotonic(), processor_seconds(process.pid)
     while time.monotonic() - begin < _PATIENCE * seconds:
         if channel.poll(min(seconds, 5)):
             return True
-        if _processor_seconds(process.pid) - waited > seconds:
+        if processor_seconds(process.pid) - waited > seconds:
             return False
     return False
-
-
-def _processor_seconds(number: int) -> float:
-    """Return the processor time that a process has used; 0 where the system does not say it."""
-    try:
-        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _ended(kind: str, last: Report, said: str, options: argparse.Namespace) -> Report:
