@@ -13,8 +13,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
-from subgraph.runtime import breaker
-from tests.support.simulated_device import Recorder, Simulated, X, check, seven
+from tests.support.simulated_device import Clock, Recorder, Simulated, X, check, relu, seven
 
 
 class Moody(Simulated):
@@ -52,28 +51,12 @@ class MoodySession(sg.Session):
         return results
 
 
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(breaker, "time", self)
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 def moody(*names: str) -> tuple[sg.Core, list[Moody]]:
     core = sg.Core()
     devices = [Moody() for _ in names]
     for name, device in zip(names, devices, strict=True):
         core.register_device(name, device)
     return core, devices
-
-
-def relu() -> sg.Graph:
-    x = sg.input("x", ("N", 3))
-    return sg.Graph([x], [ops.Relu(x, name="relu")], "one")
 
 
 ERRORS = [

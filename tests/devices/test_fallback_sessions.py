@@ -12,26 +12,16 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
-from subgraph.runtime import breaker
 from tests.support.simulated_device import (
+    Clock,
     Recorder,
     RecorderSession,
     Simulated,
     X,
     check,
+    relu,
     seven,
 )
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(breaker, "time", self)
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Closed(Simulated):
@@ -58,11 +48,6 @@ class Backed(Closed):
     """Has REFERENCE behind it."""
 
     fallback = ("REFERENCE",)
-
-
-def relu() -> sg.Graph:
-    x = sg.input("x", ("N", 3))
-    return sg.Graph([x], [ops.Relu(x, name="relu")], "one")
 
 
 def closed(kind: type[Closed] = Closed, *names: str) -> tuple[sg.Core, list[Closed]]:

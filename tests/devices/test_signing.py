@@ -19,7 +19,6 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.blob import PROLOGUE, BlobReader, read_header
-from subgraph.devices.export import region_nodes
 from subgraph.devices.plugins import cpu, hetero
 from subgraph.engine.cpu import stored_programs
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
@@ -29,6 +28,7 @@ from subgraph.runtime.settings import unsaved_options
 from subgraph.system import signing
 from tests.support.blobs import forged, split
 from tests.support.children import in_child
+from tests.support.small_network import exported, region
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 KEY = bytes(range(32))
@@ -53,21 +53,9 @@ def net(scale: float = 1.0) -> sg.Graph:
     return sg.Graph([x], [ops.Softmax(ops.MatMul(flat, weight("m", 16, 20)))], "net")
 
 
-def exported(model: sg.CompiledModel) -> bytes:
-    stream = io.BytesIO()
-    model.export_model(stream)
-    return stream.getvalue()
-
-
 def same(a: sg.CompiledModel, b: sg.CompiledModel) -> None:
     for one, other in zip(a(X).values(), b(X).values(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def region(model: sg.CompiledModel) -> CpuSubgraphOp:
-    (node,) = region_nodes(model.graph)
-    assert isinstance(node.op, CpuSubgraphOp)
-    return node.op
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ from typing import Any
 import attrs
 import numpy as np
 import onnxruntime
+import pytest
 
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
+from subgraph.runtime import breaker
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
@@ -109,3 +111,19 @@ def two_devices() -> tuple[sg.Core, Simulated, Simulated]:
     core.register_device("A", a)
     core.register_device("B", b)
     return core, a, b
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(breaker, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def relu() -> sg.Graph:
+    x = sg.input("x", ("N", 3))
+    return sg.Graph([x], [ops.Relu(x, name="relu")], "one")

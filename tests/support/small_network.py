@@ -8,6 +8,8 @@ import numpy as np
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.devices.export import region_nodes
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.graph.types import Array
 
 X = np.linspace(-1, 1, 2 * 3 * 8 * 8, dtype=np.float32).reshape(2, 3, 8, 8)
@@ -33,6 +35,13 @@ def exported(model: sg.CompiledModel) -> bytes:
     stream = io.BytesIO()
     model.export_model(stream)
     return stream.getvalue()
+
+
+def region(model: sg.CompiledModel) -> CpuSubgraphOp:
+    """Return the op of the only region of a model, which is CPU's."""
+    (node,) = region_nodes(model.graph)
+    assert isinstance(node.op, CpuSubgraphOp)
+    return node.op
 
 
 def ladder() -> sg.Graph:

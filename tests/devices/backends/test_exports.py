@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
 from tests.support.backends import PACKAGES, installed
+from tests.support.small_network import exported
 
 INSTALLED = installed(*PACKAGES)
 X = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
@@ -42,12 +42,6 @@ def compiled(device: str, way: str) -> sg.CompiledModel:
         return sg.compile_model(cut, "CPU")
     graph.node("last").metadata = {"affinity": "CPU"}
     return sg.compile_model(graph, f"HETERO:{device},CPU", {"INFERENCE_NUM_THREADS": 1})
-
-
-def exported(model: sg.CompiledModel) -> bytes:
-    stream = io.BytesIO()
-    model.export_model(stream)
-    return stream.getvalue()
 
 
 def reference(value: Array | None = None) -> Array:

@@ -20,6 +20,7 @@ from subgraph.engine.cpu import stored_programs
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.region import concrete_plan
 from subgraph.graph.types import Array
+from tests.support.small_network import region
 
 pytestmark = pytest.mark.plain_memory
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
@@ -46,12 +47,6 @@ def exported(model: sg.CompiledModel) -> io.BytesIO:
     model.export_model(stream)
     stream.seek(0)
     return stream
-
-
-def region(model: sg.CompiledModel) -> CpuSubgraphOp:
-    (node,) = region_nodes(model.graph)
-    assert isinstance(node.op, CpuSubgraphOp)
-    return node.op
 
 
 def same(a: sg.CompiledModel, b: sg.CompiledModel, x: Array = X) -> None:

@@ -13,13 +13,12 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.blob import read_header
-from subgraph.devices.export import region_nodes
 from subgraph.devices.plugins import cpu
-from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.region import region_op
 from subgraph.engine.region.stored_fusion import describe, rebuild
 from subgraph.text_form.writer import print_graph
 from tests.support.blobs import forged
+from tests.support.small_network import region
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((1, 4, 8, 8)).astype(np.float32)
@@ -38,12 +37,6 @@ def net() -> sg.Graph:
     shape = sg.parameter("shape", np.array([4, 64], np.int64))
     product = ops.MatMul(ops.Reshape(chain, shape), weight("m", 64, 6))
     return sg.Graph([x], [ops.Add(product, weight("c", 6)), z], "net")
-
-
-def region(model: sg.CompiledModel) -> CpuSubgraphOp:
-    (node,) = region_nodes(model.graph)
-    assert isinstance(node.op, CpuSubgraphOp)
-    return node.op
 
 
 def exported(model: sg.CompiledModel) -> io.BytesIO:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,22 +28,9 @@ from .test_kernels import check_attention, reference
     threads=st.integers(1, 3),
     cuts=st.lists(st.floats(0, 1), max_size=3),
 )
-def test_few_queries(
-    batch: int,
-    heads: tuple[int, int],
-    positions: tuple[int, int],
-    sizes: tuple[int, int],
-    orders: tuple[str, str, str, str],
-    mask: str,
-    causal: bool,
-    dtype: str,
-    threads: int,
-    cuts: list[float],
-) -> None:
+def test_few_queries(orders: tuple[str, str, str, str], **drawn: Any) -> None:
     q, k, v, o = orders[0], orders[3] or orders[1], orders[1], orders[2]
-    check_attention(
-        batch, heads, positions, sizes, (q, k, v, o), mask, causal, dtype, threads, cuts
-    )
+    check_attention(orders=(q, k, v, o), **drawn)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2)])

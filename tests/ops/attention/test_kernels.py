@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,19 +111,8 @@ def check_attention(
     threads=st.integers(1, 3),
     cuts=st.lists(st.floats(0, 1), max_size=3),
 )
-def test_fused_attention(
-    batch: int,
-    heads: tuple[int, int],
-    positions: tuple[int, int],
-    sizes: tuple[int, int],
-    orders: tuple[str, str, str, str],
-    mask: str,
-    causal: bool,
-    dtype: str,
-    threads: int,
-    cuts: list[float],
-) -> None:
-    check_attention(batch, heads, positions, sizes, orders, mask, causal, dtype, threads, cuts)
+def test_fused_attention(**drawn: Any) -> None:
+    check_attention(**drawn)
 
 
 def test_long_sequences_go_in_blocks() -> None:

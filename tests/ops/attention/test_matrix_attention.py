@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,21 +37,8 @@ TOLERANCE = 0.1
     threads=st.integers(1, 3),
     cuts=st.lists(st.floats(0, 1), max_size=3),
 )
-def test_matrix_attention(
-    batch: int,
-    heads: tuple[int, int],
-    positions: tuple[int, int],
-    sizes: tuple[int, int],
-    orders: tuple[str, str, str, str],
-    mask: str,
-    causal: bool,
-    threads: int,
-    cuts: list[float],
-) -> None:
-    check_attention(
-        batch, heads, positions, sizes, orders, mask, causal, "float32", threads, cuts, OPTION,
-        TOLERANCE,
-    )  # fmt: skip
+def test_matrix_attention(**drawn: Any) -> None:
+    check_attention(dtype="float32", options=OPTION, tolerance=TOLERANCE, **drawn)
 
 
 @pytest.mark.parametrize("mask", ["none", "keys", "full"])
