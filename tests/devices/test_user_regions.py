@@ -22,6 +22,7 @@ from subgraph.partition.property import SelectorProperty
 from subgraph.partition.regions import without_default_regions
 from subgraph.testing import feeds, graphs, selectors
 from tests.support.opencl import missing
+from tests.support.peer import session_of
 
 DEVICES = ["CPU", "HETERO:CPU,REFERENCE", "REFERENCE", "AUTO"] + ["OPENCL"] * (not missing())
 PROFILE = {"ENABLE_PROFILING": True}
@@ -231,7 +232,7 @@ def test_regions_with_an_op_of_their_own_stay() -> None:
     x = sg.input("x", (1, 3, 12, 12))
     inside = sg.Graph([x], [sg.subgraph_node(beside, name="around", inputs=[x]).outputs[0]])
     relu = network(lambda y: y)
-    session = onnxruntime.InferenceSession(sg.to_onnx(relu).SerializeToString())
+    session = session_of(relu)
     wanted = -2 * np.asarray(session.run(None, {"x": IMAGE})[0])
     for cut in (beside, inside):
         for device in DEVICES:

@@ -11,7 +11,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 
@@ -27,6 +26,7 @@ from tests.ops.recurrent.test_kernels import case_of as cells_of
 from tests.support.contrib import node_model
 from tests.support.opencl import core, graph_of, needs_device, random
 from tests.support.operator_cases import Case, Inputs, all_cases
+from tests.support.peer import session_of
 
 pytestmark = [
     needs_device,
@@ -301,7 +301,7 @@ def test_what_meets(op: str, case: dict[str, Any], kernels: str) -> None:
     graph, arrays = graph_of(op, **case)
     answer = core().query_model(graph, "OPENCL")
     assert answer.get("tried") == "OPENCL", answer.reasons
-    session = onnxruntime.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    session = session_of(graph)
     wanted: list[Any] = session.run(None, {f"x{k}": array for k, array in enumerate(arrays)})
     found = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})(arrays)
     for k, want in enumerate(wanted):

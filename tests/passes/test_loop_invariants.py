@@ -9,14 +9,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
-from subgraph.graph.types import Array
-from tests.support.peer import check_results, session_of
+from tests.support.peer import check_results, random, session_of
 
 F4 = np.float32
-
-
-def _random(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(F4)
 
 
 def _loop(trip: sg.Value, weight: sg.Value, x: sg.Value) -> tuple[sg.Value, ...]:
@@ -36,13 +31,13 @@ def _loop(trip: sg.Value, weight: sg.Value, x: sg.Value) -> tuple[sg.Value, ...]
 @pytest.mark.parametrize("device", ["CPU", "REFERENCE", "HETERO:CPU,REFERENCE"])
 def test_a_state_that_is_returned_unchanged_is_captured(kind: str, device: str, times: int) -> None:
     trip, x = sg.input("trip", (), "int64"), sg.input("x", (1, 4))
-    inputs: dict[str, Any] = {"trip": np.array(times), "x": _random(1, 4)}
+    inputs: dict[str, Any] = {"trip": np.array(times), "x": random(1, 4)}
     given = [trip, x]
-    weight = sg.parameter("w", _random(4, 4, seed=1))
+    weight = sg.parameter("w", random(4, 4, seed=1))
     if kind != "parameter":
         weight = sg.input("w", (4, 4))
         given.append(weight)
-        inputs["w"] = _random(4, 4, seed=1)
+        inputs["w"] = random(4, 4, seed=1)
     if kind == "computed":
         weight = ops.Neg(weight)
     graph = sg.Graph(given, list(_loop(trip, weight, x)))
@@ -70,18 +65,18 @@ def test_outputs_keep_their_names(device: str) -> None:
     graph = sg.Graph([trip, x, weight], list(results))
     changed = passes.apply_pass(graph, "LoopInvariants")
     assert [value.name for value in changed.outputs] == names
-    found = sg.compile_model(graph, device)(np.array(2), _random(1, 4), _random(4, 4, seed=1))
+    found = sg.compile_model(graph, device)(np.array(2), random(1, 4), random(4, 4, seed=1))
     assert list(found) == names
 
 
 def test_a_weight_that_a_loop_carries_can_be_assigned() -> None:
     trip, x = sg.input("trip", (), "int64"), sg.input("x", (1, 4))
-    weight = sg.parameter("w", _random(4, 4, seed=1))
+    weight = sg.parameter("w", random(4, 4, seed=1))
     graph = sg.Graph([trip, x], list(_loop(trip, weight, x)))
     model = sg.compile_model(graph, "CPU")
-    inputs = {"trip": np.array(3), "x": _random(1, 4)}
+    inputs = {"trip": np.array(3), "x": random(1, 4)}
     model(inputs)
-    model.parameters["w"].assign(_random(4, 4, seed=2))
+    model.parameters["w"].assign(random(4, 4, seed=2))
     for found, expected in zip(
         model(inputs).values(), sg.compile_model(graph, "REFERENCE")(inputs).values(), strict=True
     ):
@@ -89,7 +84,7 @@ def test_a_weight_that_a_loop_carries_can_be_assigned() -> None:
 
 
 def test_loops_in_loops_and_scans_capture_too() -> None:
-    weight_array = _random(4, 4, seed=1)
+    weight_array = random(4, 4, seed=1)
     x, weight = sg.input("x", (3, 2, 4)), sg.parameter("w", weight_array)
     inner_weight, state = sg.input("carried", (4, 4)), sg.input("state", (2, 4))
     item = sg.input("item", (2, 4))
@@ -110,7 +105,7 @@ def test_loops_in_loops_and_scans_capture_too() -> None:
     model = sg.compile_model(graph, "CPU")
     # ONNX Runtime 1.32 returns memory that nobody wrote for the first output.
     expected = np.zeros((2, 4), F4)
-    for item_array in (array := _random(3, 2, 4)):
+    for item_array in (array := random(3, 2, 4)):
         expected = expected @ weight_array @ weight_array + item_array
     found = model(array)
     np.testing.assert_array_equal(found[0], weight_array)
@@ -127,7 +122,7 @@ def test_a_state_that_changes_places_stays() -> None:
     (loop,) = (node for node in changed.nodes if node.op_type == "Loop")
     assert len(loop.inputs) == 4
     model = sg.compile_model(graph, "CPU")
-    check_results(model, session_of(graph), [_random(2), _random(2, seed=1)], tolerance=0.0)
+    check_results(model, session_of(graph), [random(2), random(2, seed=1)], tolerance=0.0)
 
 
 def test_loops_that_follow_each_other() -> None:
@@ -145,6 +140,6 @@ def test_loops_that_follow_each_other() -> None:
     changed = passes.apply_pass(graph, "LoopInvariants")
     loops = [node for node in changed.nodes if node.op_type == "Loop"]
     assert [len(node.inputs) for node in loops] == [3, 3, 3]
-    inputs = [np.array(3), _random(1, 4), _random(4, 4, seed=1)]
+    inputs = [np.array(3), random(1, 4), random(4, 4, seed=1)]
     model = sg.compile_model(graph, "CPU")
     check_results(model, session_of(graph), inputs, tolerance=1e-5)

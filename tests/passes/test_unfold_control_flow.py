@@ -11,7 +11,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.graph.types import Array
-from tests.support.peer import check_results, session_of
+from tests.support.peer import check_results, random, session_of
 
 F4 = np.float32
 
@@ -33,10 +33,6 @@ def _body(inputs: Sequence[sg.Value], outputs: Sequence[sg.Value], name: str = "
     return sg.Graph(list(inputs), list(outputs), name)
 
 
-def _random(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(F4)
-
-
 def _loop_inputs(*states: sg.Value) -> list[sg.Value]:
     return [sg.input("turn", (), "int64"), sg.input("going", (), "bool"), *states]
 
@@ -51,7 +47,7 @@ def test_a_condition_on_a_shape(shape: tuple[int, int]) -> None:
     other = sg.capture(x)
     kept = _body([], [ops.Exp(other)], "kept")
     y = ops.If(one, then_branch=squeezed, else_branch=kept)
-    _run(sg.Graph([x], [ops.Relu(y)]), _random(*shape))
+    _run(sg.Graph([x], [ops.Relu(y)]), random(*shape))
 
 
 @pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
@@ -68,16 +64,16 @@ def test_an_error_behind_a_number_that_is_known_is_not_lost(kind: str, device: s
         result = ops.If(
             ops.Equal(number, np.int64(3)), then_branch=bodies[0], else_branch=bodies[1]
         )
-        expected = -_random(2)
+        expected = -random(2)
     else:
         iteration, going, state = _loop_inputs(sg.input("state", (2,)))
         body = _body([iteration, going, state], [going, ops.Neg(state)])
         result = ops.Loop(number, None, z, body=body)
-        expected = -_random(2)
+        expected = -random(2)
     model = sg.compile_model(sg.Graph([x, y, z], [result]), device)
-    np.testing.assert_array_equal(model(_random(5), _random(5), _random(2))[0], expected)
+    np.testing.assert_array_equal(model(random(5), random(5), random(2))[0], expected)
     with pytest.raises(sg.ShapeError, match="Add"):
-        model(_random(5), _random(4), _random(2))
+        model(random(5), random(4), random(2))
 
 
 def test_branches_whose_constants_have_one_name() -> None:
@@ -87,26 +83,26 @@ def test_branches_whose_constants_have_one_name() -> None:
     for number in range(2):
         bodies: list[sg.Graph] = []
         for name in ("less", "more"):
-            node = sg.Node("Constant", attrs={"value": _random(4, seed=number)})
+            node = sg.Node("Constant", attrs={"value": random(4, seed=number)})
             node.outputs[0].name = "same"
             bodies.append(_body([], [ops.SequenceConstruct(node.outputs[0])], name))
         condition = ops.Greater(ops.ReduceSum(x, keepdims=0), np.float32(number))
         made = ops.If(condition, then_branch=bodies[0], else_branch=bodies[1])
         items.append(ops.SequenceAt(made, np.array(0)))
     graph = sg.Graph([x], items)
-    _compare(sg.compile_model(graph, "CPU"), graph, [_random(4)])
+    _compare(sg.compile_model(graph, "CPU"), graph, [random(4)])
 
 
 def test_a_branch_that_gives_what_it_takes_and_a_weight() -> None:
     x = sg.input("x", (4,))
-    weight = sg.parameter("w", _random(4))
+    weight = sg.parameter("w", random(4))
     branch = _body([], [sg.capture(x), weight])
     other = _body([], [ops.Neg(sg.capture(x)), weight], "other")
     kept, given = ops.If(np.array(True), then_branch=branch, else_branch=other)
     graph = sg.Graph([x], [kept, given, ops.Add(kept, given)])
-    model = _run(graph, _random(4, seed=1))
+    model = _run(graph, random(4, seed=1))
     model.parameters["w"].assign(np.ones(4, F4))
-    _compare(model, graph, [_random(4, seed=2)])
+    _compare(model, graph, [random(4, seed=2)])
 
 
 def test_a_condition_and_a_number_of_turns_that_are_assigned_anew() -> None:
@@ -126,7 +122,7 @@ def test_a_condition_and_a_number_of_turns_that_are_assigned_anew() -> None:
     )
     last = ops.Loop(turns, None, y, body=body)
     model = sg.compile_model(sg.Graph([x], [last]), "CPU")
-    given = _random(4)
+    given = random(4)
     np.testing.assert_allclose(model([given])[0], -given * F4(1.5**3), rtol=1e-6)
     model.parameters["turns"].assign(np.array(0, np.int64))
     np.testing.assert_allclose(model([given])[0], -given, rtol=1e-6)
@@ -141,22 +137,22 @@ def test_a_condition_and_a_number_of_turns_that_are_assigned_anew() -> None:
 @pytest.mark.parametrize("turns", [0, 1, 5])
 def test_a_loop_with_results_of_every_turn(turns: int) -> None:
     x = sg.input("x", (2, 3))
-    weight = sg.parameter("w", _random(3, 3))
+    weight = sg.parameter("w", random(3, 3))
     turn, going, state = _loop_inputs(sg.input("state", (2, 3)))
     moved = ops.Tanh(ops.Add(ops.MatMul(state, weight), ops.Cast(turn, to=1)))
     body = _body([turn, going, state], [ops.Identity(going), moved, ops.Mul(moved, sg.capture(x))])
     last, all_turns = ops.Loop(np.int64(turns), np.array(True), x, body=body)
     graph = sg.Graph([x], [last, ops.Neg(all_turns)])
-    model = _run(graph, _random(2, 3))
-    model.parameters["w"].assign(_random(3, 3, seed=4))
-    _compare(model, graph, [_random(2, 3, seed=5)])
+    model = _run(graph, random(2, 3))
+    model.parameters["w"].assign(random(3, 3, seed=4))
+    _compare(model, graph, [random(2, 3, seed=5)])
 
 
 def test_a_shape_that_grows_from_turn_to_turn() -> None:
     x = sg.input("x", (1, 3))
     turn, going, state = _loop_inputs(sg.input("state", (None, 3)))
     body = _body([turn, going, state], [going, ops.Concat(state, ops.Neg(state), axis=0)])
-    _run(sg.Graph([x], [ops.Loop(np.int64(3), None, x, body=body)]), _random(1, 3))
+    _run(sg.Graph([x], [ops.Loop(np.int64(3), None, x, body=body)]), random(1, 3))
 
 
 def test_a_loop_in_a_branch_in_a_loop() -> None:
@@ -174,7 +170,7 @@ def test_a_loop_in_a_branch_in_a_loop() -> None:
         else_branch=_body([], [ops.Mul(sg.capture(state), F4(0.25))], "odd"),
     )
     body = _body([turn, going, state], [going, chosen])
-    _run(sg.Graph([x], [ops.Loop(np.int64(4), None, x, body=body)]), _random(3))
+    _run(sg.Graph([x], [ops.Loop(np.int64(4), None, x, body=body)]), random(3))
 
 
 @pytest.mark.parametrize("back", [0, 1])
@@ -195,7 +191,7 @@ def test_scan(back: int, axis: int, to: int) -> None:
         scan_output_axes=[to],
         scan_output_directions=[1 - back],
     )
-    _run(sg.Graph([x, start], [last, rows]), _random(4, 5, 2), _random(2))
+    _run(sg.Graph([x, start], [last, rows]), random(4, 5, 2), random(2))
 
 
 def test_a_sequence_that_a_branch_hands_on() -> None:
@@ -213,7 +209,7 @@ def test_a_sequence_that_a_branch_hands_on() -> None:
     body = _body([turn, going, items], [going, chosen])
     made = ops.Loop(np.int64(7), None, ops.SequenceEmpty(dtype=1), body=body)
     outputs = [ops.ConcatFromSequence(made, axis=0), ops.SequenceLength(made)]
-    _run(sg.Graph([x], outputs), _random(7, 2))
+    _run(sg.Graph([x], outputs), random(7, 2))
 
 
 def _choice(x: sg.Value, then: sg.Value, other: sg.Value, dims: int = 0) -> sg.Value:
@@ -229,7 +225,7 @@ def test_a_cheap_branch_is_chosen_once_both_are_computed(dims: int) -> None:
     """What the other branch makes of the numbers, not-a-number even, does not show."""
     x = sg.input("x", (3, 4))
     root = ops.Sqrt(ops.Sub(F4(1), sg.capture(x)))
-    weight = sg.parameter("w", _random(3, 3))
+    weight = sg.parameter("w", random(3, 3))
     product = ops.MatMul(weight, sg.capture(x))
     y = _choice(x, product, ops.Div(F4(1), root), dims)
     graph = sg.Graph([x], [ops.Neg(y)])
@@ -237,16 +233,16 @@ def test_a_cheap_branch_is_chosen_once_both_are_computed(dims: int) -> None:
     assert not any(n.op_type == "If" for n in passes.apply_pass(graph, "UnfoldControlFlow").nodes)
     _compare(model, graph, [np.full((3, 4), -2, F4)])
     _compare(model, graph, [np.full((3, 4), 1, F4)])
-    model.parameters["w"].assign(_random(3, 3, seed=1))
-    _compare(model, graph, [_random(3, 4, seed=2)])
+    model.parameters["w"].assign(random(3, 3, seed=1))
+    _compare(model, graph, [random(3, 4, seed=2)])
 
 
 def test_branches_whose_nodes_have_the_same_names() -> None:
     x = sg.input("x", (3, 4))
     then = ops.Neg(ops.Mul(sg.capture(x), F4(3), name="both"))
     graph = sg.Graph([x], [_choice(x, then, ops.Neg(ops.Mul(sg.capture(x), F4(5), name="both")))])
-    model = _run(graph, _random(3, 4))
-    _compare(model, graph, [_random(3, 4) - 9])
+    model = _run(graph, random(3, 4))
+    _compare(model, graph, [random(3, 4) - 9])
     assert not any(n.op_type == "If" for n in passes.apply_pass(graph, "UnfoldControlFlow").nodes)
 
 
@@ -280,7 +276,7 @@ def test_parts_of_a_tensor_by_a_sequence(split: Any) -> None:
     first = ops.SequenceAt(parts, np.int64(0))
     last = ops.SequenceAt(parts, np.int64(-1))
     count = ops.SequenceLength(parts)
-    _run(sg.Graph([x], [ops.Neg(first), ops.Exp(last), ops.Add(count, count)]), _random(2, 5))
+    _run(sg.Graph([x], [ops.Neg(first), ops.Exp(last), ops.Add(count, count)]), random(2, 5))
 
 
 def test_a_list_that_a_loop_fills() -> None:
@@ -296,7 +292,7 @@ def test_a_list_that_a_loop_fills() -> None:
     filled = ops.SequenceInsert(filled, ops.Gather(x, np.int64(0)), np.int64(0))
     rows = ops.ConcatFromSequence(filled, axis=0, new_axis=1)
     flat = ops.ConcatFromSequence(filled, axis=0)
-    _run(sg.Graph([x], [ops.Neg(rows), ops.Neg(flat)]), _random(4, 3))
+    _run(sg.Graph([x], [ops.Neg(rows), ops.Neg(flat)]), random(4, 3))
 
 
 def test_opencl_runs_what_a_loop_comes_to() -> None:
@@ -307,7 +303,7 @@ def test_opencl_runs_what_a_loop_comes_to() -> None:
     body = _body([turn, going, state], [going, ops.Tanh(ops.Add(state, ops.Cast(turn, to=1)))])
     graph = sg.Graph([x], [ops.Loop(np.int64(3), None, x, body=body)])
     assert not sg.default_core().query_model(graph, "OPENCL").reasons
-    _compare(sg.compile_model(graph, "OPENCL"), graph, [_random(2, 3)])
+    _compare(sg.compile_model(graph, "OPENCL"), graph, [random(2, 3)])
 
 
 def test_what_depends_on_data_stays() -> None:
@@ -329,7 +325,7 @@ def test_what_depends_on_data_stays() -> None:
     }
     model = sg.compile_model(graph, "CPU")
     for seed in range(4):
-        _compare(model, graph, [_random(200, 200, seed=seed)])
+        _compare(model, graph, [random(200, 200, seed=seed)])
 
 
 def test_long_loops_stay() -> None:
@@ -338,7 +334,7 @@ def test_long_loops_stay() -> None:
     body = _body([turn, going, state], [going, ops.Mul(state, F4(0.999))])
     graph = sg.Graph([x], [ops.Loop(np.int64(6000), None, x, body=body)])
     assert any(n.op_type == "Loop" for n in passes.apply_pass(graph, "UnfoldControlFlow").nodes)
-    given = _random(4)
+    given = random(4)
     found = sg.compile_model(graph, "CPU")([given])[0]
     np.testing.assert_allclose(found, given * 0.999**6000, rtol=1e-3)
 
@@ -349,17 +345,17 @@ def test_random_numbers_are_drawn_in_every_turn() -> None:
     body = _body([turn, going, state], [going, ops.RandomUniformLike(state, low=0.0, high=1.0)])
     graph = sg.Graph([x], [ops.Loop(np.int64(3), None, x, body=body)])
     assert any(n.op_type == "Loop" for n in passes.apply_pass(graph, "UnfoldControlFlow").nodes)
-    found = sg.compile_model(graph, "CPU")([_random(400)])[0]
+    found = sg.compile_model(graph, "CPU")([random(400)])[0]
     assert 0.3 < found.mean() < 0.7
 
 
 def test_profile_and_export_of_unfolded_loops(tmp_path: Any) -> None:
     x = sg.input("x", (2, 3))
     turn, going, state = _loop_inputs(sg.input("state", (2, 3)))
-    body = _body([turn, going, state], [going, ops.Tanh(ops.MatMul(state, _random(3, 3)))])
+    body = _body([turn, going, state], [going, ops.Tanh(ops.MatMul(state, random(3, 3)))])
     graph = sg.Graph([x], [ops.Loop(np.int64(3), None, x, body=body)])
     model = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True})
-    given = _random(2, 3)
+    given = random(2, 3)
     wanted = model([given])[0]
     request = model.create_infer_request()
     request.infer([given])
@@ -386,9 +382,9 @@ def test_as_many_turns_as_the_caller_says() -> None:
     model = sg.compile_model(graph, "CPU")
     for number in (2, 0, 4, 2):
         if number:
-            _compare(model, graph, [_random(4, 3), np.array(number, np.int64)])
+            _compare(model, graph, [random(4, 3), np.array(number, np.int64)])
         else:
-            assert model([_random(4, 3), np.array(0, np.int64)])[2] == 1
+            assert model([random(4, 3), np.array(0, np.int64)])[2] == 1
 
 
 def test_the_profile_lists_what_runs_in_bodies() -> None:

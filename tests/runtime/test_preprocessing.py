@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
 from subgraph.runtime.preprocessing import preprocessed
+from tests.support.peer import session_of
 from tests.support.small_network import net
 
 DEVICES = ["REFERENCE", "CPU"]
@@ -44,7 +44,7 @@ def test_resize_agrees_with_onnxruntime(core: sg.Core) -> None:
     image = np.random.default_rng(0).random((1, 5, 11, 3), np.float32)
     graph = preprocessed(net(), {"x": {"layout": "NHWC", "size": (None, "W")}})
     assert str(graph.inputs[0].type) == "float32[N, ?, W, 3]"
-    session = onnxruntime.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    session = session_of(graph)
     want = session.run(None, {"x": image})
     got = core.compile_model(graph, "REFERENCE")(image)
     for one, other in zip(got.values(), want, strict=True):

@@ -24,6 +24,11 @@ def session_of(graph: sg.Graph) -> ort.InferenceSession:
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+def random(*shape: int, seed: int = 0) -> Array:
+    """Return float32 numbers of the standard normal distribution."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
 def check_results(
     model: sg.CompiledModel,
     session: ort.InferenceSession,
@@ -125,3 +130,12 @@ def reference_result(op_type: str, inputs: Sequence[Array], version: int, **attr
     """Return the first result of one node on REFERENCE."""
     model, given = model_of_node(op_type, inputs, version, **attrs)
     return backend.run_model(model, given, "REFERENCE")[0]
+
+
+def compare(graph: sg.Graph, *rounds: Sequence[Array], **config: Any) -> sg.CompiledModel:
+    """Check CPU against ONNX Runtime, on each of these inputs; return the model."""
+    session = session_of(graph)
+    model = sg.compile_model(graph, "CPU", config)
+    for inputs in rounds:
+        check_results(model, session, inputs, tolerance=1e-5)
+    return model

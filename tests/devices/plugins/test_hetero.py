@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 import pytest
 
 import subgraph as sg
@@ -23,6 +22,7 @@ from subgraph.devices.placement.profiles import Profile, write_profile
 from subgraph.graph.limits import memory_limit
 from subgraph.graph.types import Array
 from subgraph.runtime.runner import GraphRunner
+from tests.support.peer import session_of
 from tests.support.simulated_device import Simulated, X, check, expected, seven, two_devices
 
 devices = pytest.fixture(two_devices)
@@ -466,7 +466,7 @@ def test_optional_weights_override_what_devices_made_of_them(device: str) -> Non
     x, w = sg.input("x", ("N", 16, 9, 9)), sg.parameter("w", start)
     graph = sg.Graph([x, w], [ops.Relu(ops.Conv(x, w, pads=[1, 1, 1, 1]))], "optional")
     model = sg.compile_model(graph, device)
-    session = onnxruntime.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    session = session_of(graph)
     for given in ({}, {"w": other}, {}, {"w": start * 2}):
         want = session.run(None, {"x": image, "w": given.get("w", start)})[0]
         got = model({"x": image, **given})[0]

@@ -12,7 +12,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
-from tests.support.peer import check_results, session_of
+from tests.support.peer import check_results, compare, session_of
 
 F4 = np.float32
 
@@ -50,11 +50,7 @@ def _inputs(value: Any) -> list[sg.Value]:
 def _compare(outputs: Any, *rounds: Sequence[Array], threads: int = 1) -> sg.CompiledModel:
     values = list(outputs) if isinstance(outputs, tuple) else [outputs]
     graph = sg.Graph(_inputs(values[0]), values)
-    session = session_of(graph)
-    model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
-    for inputs in rounds:
-        check_results(model, session, inputs, tolerance=1e-5)
-    return model
+    return compare(graph, *rounds, INFERENCE_NUM_THREADS=threads)
 
 
 def _scores(*counts: int, size: int = 90) -> Array:

@@ -15,7 +15,7 @@ from subgraph import ops
 from subgraph.engine.cpu import iterations
 from subgraph.engine.cpu.region_session import CpuSession
 from subgraph.graph.types import Array
-from tests.support.peer import check_results, session_of
+from tests.support.peer import compare, random, session_of
 
 F4 = np.float32
 
@@ -33,19 +33,6 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
     monkeypatch.setattr(iterations.Iterations, "run", recorded)
     return made
-
-
-def _random(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(F4)
-
-
-def _compare(graph: sg.Graph, *rounds: Sequence[Array], **config: Any) -> sg.CompiledModel:
-    """Check CPU against ONNX Runtime, on each of these inputs."""
-    session = session_of(graph)
-    model = sg.compile_model(graph, "CPU", config)
-    for inputs in rounds:
-        check_results(model, session, inputs, tolerance=1e-5)
-    return model
 
 
 def _loop(
@@ -68,11 +55,11 @@ def test_an_input_is_the_number_of_iterations(size: int, runs: list[int | None])
     """The state is staged, larger than a stage, or too large to be copied between iterations."""
     count, x = sg.input("count", (), "int64"), sg.input("x", (size, size))
     state = sg.input("state", (size, size))
-    weight = sg.parameter("w", _random(size, size, seed=1) / size)
+    weight = sg.parameter("w", random(size, size, seed=1) / size)
     stepped = ops.Tanh(ops.Add(ops.MatMul(state, weight), ops.MatMul(weight, state)))
     y = ops.Loop(count, None, x, body=_loop([state], [stepped]))
-    x0 = _random(size, size)
-    _compare(sg.Graph([count, x], [y]), *([n, x0] for n in _counts(0, 1, 2, 7, 3)))
+    x0 = random(size, size)
+    compare(sg.Graph([count, x], [y]), *([n, x0] for n in _counts(0, 1, 2, 7, 3)))
     assert runs == ([] if size == 300 else [1, 2, 7, 3])
 
 
@@ -86,9 +73,9 @@ def test_scan_outputs_and_the_iteration_number(threads: int, runs: list[int | No
     squared = ops.Mul(ops.Cast(number, to=1), ops.ReduceSum(stepped, keepdims=0))
     body = _loop([state], [stepped, stepped, squared, ops.Add(number, number)], number=number)
     outputs = ops.Loop(count, None, start, body=body)
-    rounds = [[n, _random(70, 2, 8), _random(2, 8)] for n in _counts(0, 1, 70, 33)]
+    rounds = [[n, random(70, 2, 8), random(2, 8)] for n in _counts(0, 1, 70, 33)]
     graph = sg.Graph([count, x, start], list(outputs))
-    _compare(graph, *rounds, INFERENCE_NUM_THREADS=threads)
+    compare(graph, *rounds, INFERENCE_NUM_THREADS=threads)
     assert runs == [1, 70, 33]
 
 
@@ -105,7 +92,7 @@ def test_the_condition_ends_the_loop(
     limit = None if most is None else np.array(most, np.int64)
     outputs = ops.Loop(limit, np.array(True), start, body=_loop([state], [stepped, stepped], going))
     model = sg.Graph([start], list(outputs))
-    _compare(model, *([np.array([k, 1, 2, 3])] for k in (0, 4000, 9000)))
+    compare(model, *([np.array([k, 1, 2, 3])] for k in (0, 4000, 9000)))
     assert len(runs) == 3 or most == 5  # loops of a few iterations are unrolled
 
 
@@ -117,8 +104,8 @@ def test_states_are_swapped_and_shared(runs: list[int | None]) -> None:
     total = ops.Add(ops.Add(a, b), c)
     results = [ops.Identity(b), ops.Identity(a), total, total, ops.Identity(e), ops.Neg(d)]
     outputs = ops.Loop(count, None, *starts, body=_loop(states, results))
-    rounds = [[n, *(_random(3, seed=k) for k in range(5))] for n in _counts(1, 2, 3, 6)]
-    _compare(sg.Graph([count, *starts], list(outputs)), *rounds)
+    rounds = [[n, *(random(3, seed=k) for k in range(5))] for n in _counts(1, 2, 3, 6)]
+    compare(sg.Graph([count, *starts], list(outputs)), *rounds)
     assert runs == [1, 2, 3, 6]
 
 
@@ -128,26 +115,26 @@ def test_states_that_grow(runs: list[int | None]) -> None:
     state = sg.input("state", ("rows", 4))
     row = ops.ReduceSum(state, np.array([0]), keepdims=1)
     y = ops.Loop(count, None, x, body=_loop([state], [ops.Concat(state, ops.Tanh(row), axis=0)]))
-    x0 = _random(1, 4)
+    x0 = random(1, 4)
     rounds = [[n, x0] for n in _counts(0, 1, 9, 5, 60, 40)]
-    _compare(sg.Graph([count, x], [y]), *rounds, PLAN_CACHE_SIZE=4)
+    compare(sg.Graph([count, x], [y]), *rounds, PLAN_CACHE_SIZE=4)
     assert not runs
 
 
 def test_shapes_and_weights_that_change_between_runs(runs: list[int | None]) -> None:
     count, x = sg.input("count", (), "int64"), sg.input("x", ("rows", 8))
     state = sg.input("state", ("rows", 8))
-    weight = sg.parameter("w", _random(8, 8, seed=1))
+    weight = sg.parameter("w", random(8, 8, seed=1))
     y = ops.Loop(count, None, x, body=_loop([state], [ops.Tanh(ops.MatMul(state, weight))]))
     graph = sg.Graph([count, x], [y])
     sizes = [1, 5, 3, 5, 900, 2, 1]
     (number,) = _counts(4)
-    model = _compare(graph, *([number, _random(n, 8)] for n in sizes))
+    model = compare(graph, *([number, random(n, 8)] for n in sizes))
     assert len(runs) == len(sizes)
-    model.parameters["w"].assign(_random(8, 8, seed=2))
+    model.parameters["w"].assign(random(8, 8, seed=2))
     session = session_of(graph)
     for n in sizes:
-        inputs = {"count": number, "x": _random(n, 8, seed=n)}
+        inputs = {"count": number, "x": random(n, 8, seed=n)}
         np.testing.assert_allclose(model(inputs)[0], session.run(None, inputs)[0], atol=1e-5)
 
 
@@ -180,8 +167,8 @@ def test_scan_of_unknown_length(
     for length in (1, 40, 7):
         shape = [2, 8]
         shape.insert(axis, length)
-        rounds.append([_random(2, 8), _random(*shape, seed=length)])
-    _compare(sg.Graph([start, x], list(outputs)), *rounds)
+        rounds.append([random(2, 8), random(*shape, seed=length)])
+    compare(sg.Graph([start, x], list(outputs)), *rounds)
     assert runs == [1, 40, 7]
 
 
@@ -192,7 +179,7 @@ def test_a_loop_inside_a_loop(runs: list[int | None]) -> None:
     deep = _loop([inner], [ops.Add(ops.Mul(inner, F4(0.5)), sg.capture(stepped))])
     nested = ops.Loop(sg.capture(count), None, stepped, body=deep)
     y = ops.Loop(count, None, x, body=_loop([outer], [nested]))
-    _compare(sg.Graph([count, x], [y]), *([n, _random(4)] for n in _counts(0, 1, 6)))
+    compare(sg.Graph([count, x], [y]), *([n, random(4)] for n in _counts(0, 1, 6)))
     assert runs == [1, *[6] * 6]
 
 
@@ -205,7 +192,7 @@ def test_a_branch_in_a_body(runs: list[int | None]) -> None:
         else_branch=sg.Graph([], [ops.Exp(sg.capture(state))], "else"),
     )
     y = ops.Loop(count, None, x, body=_loop([state], [chosen]))
-    _compare(sg.Graph([count, x], [y]), *([n, _random(4)] for n in _counts(0, 1, 6)))
+    compare(sg.Graph([count, x], [y]), *([n, random(4)] for n in _counts(0, 1, 6)))
     assert runs == [1, 6]
 
 
@@ -214,7 +201,7 @@ def test_results_belong_to_the_caller() -> None:
     state = sg.input("state", (4,))
     outputs = ops.Loop(count, None, x, body=_loop([state], [ops.Neg(state), ops.Identity(state)]))
     model = sg.compile_model(sg.Graph([count, x], list(outputs)), "CPU")
-    x0 = _random(4)
+    x0 = random(4)
     results = model([np.array(3), x0])
     first = [np.array(item) for item in results.values()]
     for item in results.values():
@@ -226,7 +213,7 @@ def test_results_belong_to_the_caller() -> None:
 def test_requests_on_several_threads() -> None:
     count, x = sg.input("count", (), "int64"), sg.input("x", ("rows", 8))
     state = sg.input("state", ("rows", 8))
-    weight = sg.parameter("w", _random(8, 8, seed=1))
+    weight = sg.parameter("w", random(8, 8, seed=1))
     y = ops.Loop(count, None, x, body=_loop([state], [ops.Tanh(ops.MatMul(state, weight))]))
     graph = sg.Graph([count, x], [y])
     model, session = sg.compile_model(graph, "CPU"), session_of(graph)
@@ -234,7 +221,7 @@ def test_requests_on_several_threads() -> None:
     def work(seed: int) -> None:
         request = model.create_infer_request()
         for n in range(1, 12):
-            x0 = {"count": np.array(n), "x": _random(1 + (n + seed) % 5, 8, seed=seed)}
+            x0 = {"count": np.array(n), "x": random(1 + (n + seed) % 5, 8, seed=seed)}
             wanted = session.run(None, x0)[0]
             np.testing.assert_allclose(request.infer(x0)[0], wanted, atol=1e-5)
 
@@ -252,7 +239,7 @@ def test_a_loop_without_end_is_cancelled(empty: bool) -> None:
     body = sg.Graph(inputs, [ops.Identity(true), stepped], "body")
     y = ops.Loop(None, np.array(True), x, body=body)
     request = sg.compile_model(sg.Graph([x], [y]), "CPU").create_infer_request()
-    request.start_async([_random(64, 64)])
+    request.start_async([random(64, 64)])
     assert request.wait(0.2) is None
     timer = threading.Timer(0.1, request.cancel)
     timer.start()
@@ -280,7 +267,7 @@ def test_a_loop_is_cancelled_before_its_first_iteration(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(CpuSession, "ready", cancelling)
     for rows in (1, 2, 1):
-        request.start_async([_random(rows, 8)])
+        request.start_async([random(rows, 8)])
         with pytest.raises(sg.RequestCancelledError):
             assert request.wait(20) is not None, "the loop does not end"
 
@@ -291,4 +278,4 @@ def test_results_beyond_the_memory_limit_are_refused(monkeypatch: pytest.MonkeyP
     outputs = ops.Loop(None, np.array(True), x, body=_loop([state], [ops.Neg(state), state]))
     model = sg.compile_model(sg.Graph([x], list(outputs)), "CPU")
     with pytest.raises(sg.LimitError, match="results of"):
-        model([_random(64, 64)])
+        model([random(64, 64)])

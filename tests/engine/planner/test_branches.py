@@ -15,7 +15,7 @@ from subgraph import ops
 from subgraph.engine.cpu import iterations
 from subgraph.graph.types import Array
 from subgraph.runtime import control_flow
-from tests.support.peer import check_results, session_of
+from tests.support.peer import check_results, random, session_of
 
 F4 = np.float32
 
@@ -48,10 +48,6 @@ def python(by_python: list[str]) -> list[str]:
     return by_python
 
 
-def _random(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(F4)
-
-
 def _both(graph: sg.Graph, *rounds: Sequence[Array]) -> sg.CompiledModel:
     """Check one thread against ONNX Runtime, and two threads against one bit for bit."""
     session = session_of(graph)
@@ -73,7 +69,7 @@ def _above(x: sg.Value, least: float = 0) -> sg.Value:
 
 def _signs(*shape: int) -> list[list[Array]]:
     """Inputs for one branch, the other, and the first again."""
-    positive = np.abs(_random(*shape))
+    positive = np.abs(random(*shape))
     return [[positive], [-positive], [positive]]
 
 
@@ -94,7 +90,7 @@ def _weight(draw: st.DrawFn, *shape: int) -> sg.Value:
     key = number, shape
     if key not in _WEIGHTS:
         name = f"w{len(_WEIGHTS)}"
-        _WEIGHTS[key] = sg.parameter(name, _random(*shape, seed=number) / shape[1])
+        _WEIGHTS[key] = sg.parameter(name, random(*shape, seed=number) / shape[1])
     return _WEIGHTS[key]
 
 
@@ -186,7 +182,7 @@ def test_random_graphs(image: bool, by_python: list[str]) -> None:
     @given(_graphs(image))
     def check(graph: sg.Graph) -> None:
         by_python.clear()
-        rounds = [[_random(*shape, seed=k), _random(*shape, seed=k + 1)] for k in range(4)]
+        rounds = [[random(*shape, seed=k), random(*shape, seed=k + 1)] for k in range(4)]
         _both(graph, *rounds)
         assert not by_python
 
@@ -206,7 +202,7 @@ def test_random_branches_in_loops(data: st.DataObject) -> None:
     results = [ops.Identity(going), ops.Tanh(made[0]), ops.ReduceMean(made[-1], keepdims=0)]
     body = sg.Graph([number, going, state], results, "body")
     outputs = ops.Loop(count, None, x, body=body)
-    rounds = [[np.array(n, np.int64), _random(_SIDE, _SIDE, seed=n)] for n in (0, 1, 5, 9)]
+    rounds = [[np.array(n, np.int64), random(_SIDE, _SIDE, seed=n)] for n in (0, 1, 5, 9)]
     _both(sg.Graph([count, x], list(outputs)), *rounds)
 
 
@@ -217,7 +213,7 @@ def test_random_branches_in_loops(data: st.DataObject) -> None:
 def test_one_branch_is_run(size: int, python: list[str]) -> None:
     """With two threads, the steps of the larger size are divided among both."""
     x = sg.input("x", (size, size))
-    weight = sg.parameter("w", _random(size, size, seed=1) / size)
+    weight = sg.parameter("w", random(size, size, seed=1) / size)
     inside = sg.capture(x)
     y = ops.If(
         _above(x),
@@ -242,7 +238,7 @@ def test_one_run_makes_all_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     count, x = sg.input("count", (), "int64"), sg.input("x", (4, 30))
     number, going = sg.input("number", (), "int64"), sg.input("going", (), "bool")
     state = sg.input("state", (4, 30))
-    weight = sg.parameter("w", _random(30, 30, seed=1) / 30)
+    weight = sg.parameter("w", random(30, 30, seed=1) / 30)
     product = ops.MatMul(sg.capture(state), weight)
     stepped = ops.If(
         ops.Equal(ops.Mod(number, np.int64(2)), np.int64(0)),
@@ -251,7 +247,7 @@ def test_one_run_makes_all_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     body = sg.Graph([number, going, state], [ops.Identity(going), stepped, stepped], "body")
     graph = sg.Graph([count, x], list(ops.Loop(count, None, x, body=body)))
-    _both(graph, *([np.array(n, np.int64), _random(4, 30)] for n in (1, 2, 70)))
+    _both(graph, *([np.array(n, np.int64), random(4, 30)] for n in (1, 2, 70)))
     assert set(made) == {1, 2, 70}
 
 
@@ -265,7 +261,7 @@ def test_converted_outer_values_are_not_shared_between_branches(
     """
     shape = 1, channels, side, side
     x = sg.input("x", shape)
-    filters = sg.parameter("w", _random(channels, channels, 3, 3, seed=1) / 9 / channels)
+    filters = sg.parameter("w", random(channels, channels, 3, 3, seed=1) / 9 / channels)
     outer = ops.Sin(ops.Transpose(x, perm=[0, 1, 3, 2]))
 
     def convolved(value: sg.Value) -> sg.Value:
@@ -298,9 +294,9 @@ def test_a_result_that_contains_an_outer_value(python: list[str]) -> None:
 
 def test_results_that_are_constants_weights_inputs_and_one_another(python: list[str]) -> None:
     x = sg.input("x", (2, 3))
-    weight = sg.parameter("w", _random(2, 3, seed=1))
+    weight = sg.parameter("w", random(2, 3, seed=1))
     computed = ops.Tanh(sg.capture(x))
-    then = _branch(ops.Constant(value=_random(2, 3, seed=2)), computed, computed, name="then")
+    then = _branch(ops.Constant(value=random(2, 3, seed=2)), computed, computed, name="then")
     other = _branch(ops.Identity(weight), sg.capture(x), ops.Exp(sg.capture(x)), name="else")
     outputs = ops.If(_above(x), then_branch=then, else_branch=other, outputs=3)
     _both(sg.Graph([x], list(outputs)), *_signs(2, 3))
@@ -326,14 +322,14 @@ def test_values_without_elements(python: list[str]) -> None:
         then_branch=_branch(ops.Exp(sg.capture(x)), name="then"),
         else_branch=_branch(ops.Neg(sg.capture(x)), name="else"),
     )
-    _both(sg.Graph([x], [y]), [_random(0, 3)], [_random(2, 3)], [-np.ones((9, 3), F4)])
+    _both(sg.Graph([x], [y]), [random(0, 3)], [random(2, 3)], [-np.ones((9, 3), F4)])
     assert not python
 
 
 def test_sizes_that_change_from_call_to_call(python: list[str]) -> None:
     """Programs of a symbolic plan, whose sizes are computed for each instance."""
     x = sg.input("x", ("rows", 8))
-    weight = sg.parameter("w", _random(8, 8, seed=1))
+    weight = sg.parameter("w", random(8, 8, seed=1))
     y = ops.If(
         _above(x),
         then_branch=_branch(ops.Relu(ops.MatMul(sg.capture(x), weight)), name="then"),
@@ -354,7 +350,7 @@ def test_a_condition_on_sizes(python: list[str]) -> None:
         then_branch=_branch(ops.ReduceMax(inside, np.array([1]), keepdims=0), name="then"),
         else_branch=_branch(ops.Concat(inside, ops.Tanh(inside), axis=1), name="else"),
     )
-    _both(sg.Graph([x], [ops.Exp(y)]), *([_random(rows, 4)] for rows in (3, 5, 20, 8, 30, 11)))
+    _both(sg.Graph([x], [ops.Exp(y)]), *([random(rows, 4)] for rows in (3, 5, 20, 8, 30, 11)))
     assert not python
 
 
@@ -369,7 +365,7 @@ def test_a_condition_on_sizes_that_sample_sizes_do_not_fit(python: list[str]) ->
         then_branch=_branch(ops.Squeeze(inside, np.array([0])), name="then"),
         else_branch=_branch(ops.Exp(inside), name="else"),
     )
-    rounds = [[_random(4, 50), _random(1, 5)], [_random(3, 100), _random(1, 5)]]
+    rounds = [[random(4, 50), random(1, 5)], [random(3, 100), random(1, 5)]]
     _both(sg.Graph([x, z], [ops.Tanh(y), ops.Neg(frames)]), *rounds)
     assert not python
 
@@ -415,7 +411,7 @@ def _selected(size: int, rows: int | str = "rows") -> sg.Graph:
 
     def network(width: int, name: str) -> sg.Graph:
         parts = ops.Reshape(sg.capture(x), np.array([0, 2, width]))
-        weight = sg.parameter(f"w{width}", _random(width, 4, seed=width))
+        weight = sg.parameter(f"w{width}", random(width, 4, seed=width))
         return _branch(
             ops.Tanh(ops.ReduceMean(ops.MatMul(parts, weight), np.array([1]))), name=name
         )
@@ -431,7 +427,7 @@ def _selected(size: int, rows: int | str = "rows") -> sg.Graph:
 def test_an_input_selects_the_branch_that_fits(python: list[str]) -> None:
     graph = _selected("samples")  # type: ignore[arg-type]
     rounds = [
-        [np.array(rate, np.int64), _random(rows, 2 * rate)]
+        [np.array(rate, np.int64), random(rows, 2 * rate)]
         for rows, rate in ((3, 16), (3, 8), (5, 16), (5, 8), (7, 16), (3, 8))
     ]
     _both(graph, *rounds)
@@ -441,22 +437,22 @@ def test_an_input_selects_the_branch_that_fits(python: list[str]) -> None:
 def test_an_input_of_many_values_is_not_a_selection(python: list[str]) -> None:
     """Plans are not specialized on a number that differs in every call."""
     graph = _selected("samples")  # type: ignore[arg-type]
-    rounds = [[np.array(number, np.int64), _random(3, 16)] for number in range(20, 40)]
-    _both(graph, *rounds, [np.array(16, np.int64), _random(3, 32)])
+    rounds = [[np.array(number, np.int64), random(3, 16)] for number in range(20, 40)]
+    _both(graph, *rounds, [np.array(16, np.int64), random(3, 32)])
     assert "If" in python
 
 
 def test_weights_inside_branches_change(python: list[str]) -> None:
     x = sg.input("x", (4, 8))
-    weights = [sg.parameter(name, _random(8, 8, seed=k)) for k, name in enumerate("ab")]
+    weights = [sg.parameter(name, random(8, 8, seed=k)) for k, name in enumerate("ab")]
     branches = [_branch(ops.MatMul(sg.capture(x), w), name=w.name) for w in weights]
     y = ops.If(_above(x), then_branch=branches[0], else_branch=branches[1])
     model = sg.compile_model(sg.Graph([x], [y]), "CPU")
     for seed in (5, 6):
         for (item,), weight in zip(_signs(4, 8), weights, strict=False):
             assert weight.parameter is not None
-            weight.parameter.assign(_random(8, 8, seed=seed))
-            wanted = item @ _random(8, 8, seed=seed)
+            weight.parameter.assign(random(8, 8, seed=seed))
+            wanted = item @ random(8, 8, seed=seed)
             np.testing.assert_allclose(model([item])[0], wanted, rtol=1e-4, atol=1e-5)
     assert not python
 
@@ -500,7 +496,7 @@ def test_constants_of_unfolded_loops_inside_and_beside_branches(python: list[str
 
 def test_an_exported_model_keeps_its_branches(tmp_path: Any, python: list[str]) -> None:
     x = sg.input("x", (4, 8))
-    weight = sg.parameter("w", _random(8, 8, seed=1))
+    weight = sg.parameter("w", random(8, 8, seed=1))
     y = ops.If(
         _above(x),
         then_branch=_branch(ops.Relu(ops.MatMul(sg.capture(x), weight)), name="then"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 import subgraph as sg
@@ -13,6 +12,7 @@ from subgraph import ops
 from subgraph.graph.types import Array
 from tests.support.agreement import assert_kernels_agree
 from tests.support.opencl import missing
+from tests.support.peer import session_of
 
 DEVICES = ("CPU",) if missing() else ("CPU", "OPENCL")
 
@@ -23,7 +23,7 @@ def _agree(build: Any, *arrays: Array, by_reference: bool = False) -> None:
     if by_reference:
         expected = sg.compile_model(graph, "REFERENCE")(list(arrays))[0]
     else:
-        session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+        session = session_of(graph)
         (expected,) = session.run(None, {f"x{k}": a for k, a in enumerate(arrays)})
     for device in DEVICES:
         query = sg.default_core().query_model(graph, device)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 import subgraph as sg
 from subgraph import ops
+from tests.support.peer import session_of
 
 
 def _graph(
@@ -52,7 +52,7 @@ def test_conv_integer(
         np.testing.assert_array_equal(found[0], wanted[0])
         np.testing.assert_allclose(found[1], wanted[1], rtol=1e-6)
         if zero == "none" and len(given) == 4:
-            session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+            session = session_of(graph)
             np.testing.assert_array_equal(found[0], session.run(None, {"x": x})[0])
         model.parameters["w"].assign(np.full(kernel, -5 + seed, np.int8))
         graph = model.source

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 import subgraph as sg
 from subgraph import ops
+from tests.support.peer import session_of
 
 
 def graph_of(shape: tuple[int, ...]) -> sg.Graph:
@@ -26,7 +26,7 @@ def test_like_onnx_runtime(threads: int, shape: tuple[int, ...], ends: tuple[flo
     rng = np.random.default_rng(len(shape) + threads)
     x = rng.uniform(*ends, shape).astype(np.float32)
     model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
-    session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    session = session_of(graph)
     wanted = session.run(None, {"x": x})
     found = model([x])
     for k, value in enumerate(wanted):

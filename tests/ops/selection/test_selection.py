@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.fallback import DeviceFallback
 from subgraph.graph.types import Array
+from tests.support.peer import session_of
 
 SHAPES = [(), (7,), (3, 0, 2), (4, 5), (2, 3, 4)]
 
@@ -155,7 +155,7 @@ def test_non_max_suppression(device: str, seed: int) -> None:
     made = ops.NonMaxSuppression(*inputs, *given, center_point_box=seed % 2)
     graph = sg.Graph(inputs, [made])
     (got,) = _run(device, graph, boxes, scores)
-    session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    session = session_of(graph)
     (expected,) = session.run(None, {"boxes": boxes, "scores": scores})
     np.testing.assert_array_equal(got, expected)
     assert len(got)
@@ -172,7 +172,7 @@ def test_many_boxes_that_stay(device: str, limit: float) -> None:
     inputs = [_input("boxes", boxes), _input("scores", scores)]
     made = ops.NonMaxSuppression(*inputs, np.array([10**6]), np.array([limit], np.float32))
     graph = sg.Graph(inputs, [made])
-    session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    session = session_of(graph)
     (expected,) = session.run(None, {"boxes": boxes, "scores": scores})
     (got,) = _run(device, graph, boxes, scores)
     np.testing.assert_array_equal(got, expected)
@@ -277,7 +277,7 @@ def test_a_detector_whose_numbers_vary(device: str) -> None:
     distinct, counts = (ops.Unique(kinds, outputs=4)[k] for k in (0, 3))
     results = [picked, pooled, ops.Compress(kinds, sure, axis=0), ops.NonZero(sure)]
     graph = sg.Graph([boxes, scores, features, least], [*results, distinct, counts])
-    session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    session = session_of(graph)
     model, rng = _compile(graph, device), np.random.default_rng(1)
     for number, threshold in ((50, 0.9), (30, 2.0), (60, 0.97), (50, 0.5)):
         corners = rng.uniform(0, 12, (1, number, 2))
