@@ -29,12 +29,8 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
         stride: Stride along W, 1 or 2; 0: any other.
         across: Columns of a window; 0: any number.
     """
-    return _rows_kernel(dtype, lanes, kind, _window_reducer(dtype, lanes, kind, stride, across))
-
-
-def _rows_kernel(dtype: str, lanes: int, kind: str, windows: Any) -> Callable[..., None]:
-    """Return the kernel of `rows`; ``windows`` is the function of `_window_reducer`."""
     arguments = view_of(PoolRowsArguments)
+    windows = _window_reducer(dtype, lanes, kind, stride, across)
     item, average = item_bytes(dtype), kind == "average"
     pad_lines, reduce_lines = _line_padder(dtype, lanes, kind), _line_reducer(dtype, lanes, kind)
     count, scale = _counter(dtype, lanes), _scaler(dtype, lanes)

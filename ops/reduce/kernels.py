@@ -248,16 +248,12 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
         lanes: Elements of a vector.
         op: As of `rows`.
     """
-    return _columns_kernel(vec(dtype, lanes), op)
-
-
-def _columns_kernel(v: Any, op: str) -> Function:
-    """Return the kernel of `columns` for vectors of ``v``."""
     arguments = view_of(ReductionArguments)
+    v = vec(dtype, lanes)
     load, load_m, store, store_m = v.load, v.load_m, v.store, v.store_m
-    lanes, mask_n, splat = v.lanes, v.mask_n, v.splat
+    mask_n, splat = v.mask_n, v.splat
     combine, transform, finish = _combiner(v, op), _transform(v, op), _finish(v, op)
-    start, item = identity_of(v.dtype, op), v.itemsize
+    start, item = identity_of(dtype, op), v.itemsize
     step = lanes * item
     needs_shift = op == "sumexp"
 
