@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from subgraph.dtypes import HALF_FLOATS
+from subgraph.dtypes import DTYPES, HALF_FLOATS
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, TensorType
 from subgraph.operators.inference import part_metadata
@@ -25,7 +25,7 @@ _OPERANDS = 6  # A, B, scales, zero points, groups, bias
 # Not imported from ``ops/contrib``, which CPU loads only for models with its operators.
 _BITS = (2, 4, 8)
 _FLOATS = ("float32", *HALF_FLOATS)
-_BITS_OF = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+_NUMBERS = ("int4", "uint4", "int8", "uint8")  # of weights behind a DequantizeLinear
 _CHOICE = "GatherBlockQuantized", "com.microsoft"
 _LEAST_BLOCK = 16  # of MatMulNBits; larger ones are powers of two
 
@@ -34,7 +34,7 @@ def is_blockwise(node: Node) -> bool:
     """Return whether the pass may replace a node, or the reader of its result."""
     if node.domain == "com.microsoft" and node.op_type in ("MatMulNBits", "QMoE"):
         return True
-    if not is_op(node, "DequantizeLinear") or dtype_of(node.inputs[0]) not in _BITS_OF:
+    if not is_op(node, "DequantizeLinear") or dtype_of(node.inputs[0]) not in _NUMBERS:
         return False
     return any(is_op(user, "MatMul") for user in node.successors())
 
@@ -176,7 +176,7 @@ def _of_dequantized(context: Context, node: Node) -> _Product | None:
     # Other sizes are an error of the conversion, which reports it.
     if zeros is not None and shape_of(zeros) != shape_of(scales):
         return None
-    bits, blocks = _BITS_OF[dtype_of(weights) or ""], depth // block
+    bits, blocks = DTYPES[dtype_of(weights) or ""].bits, depth // block
     every = part_of(node, "Constant", value=np.array([blocks, columns], np.int64))
     points: Value | None = None
     if zeros is not None:
