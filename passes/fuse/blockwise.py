@@ -74,7 +74,7 @@ def blockwise_products(graph: Graph, group_size: int = 0) -> Graph:
         if made is not None:
             inputs = [v if v is None else replaced.get(v, v) for v in made.inputs]
             attributes = {**made.attributes, "group_size": group_size}
-            product = _Product(inputs, attributes, made.op_type)
+            product = made._replace(inputs=inputs, attributes=attributes)
             replaced[node.outputs[0]] = _fused(node, product)
     graph.rewire(replaced)
     return graph

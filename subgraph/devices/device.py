@@ -310,12 +310,7 @@ class Device:
         return PreparedGraph(self._transformed(graph, options))
 
     def _transformed(self, graph: Graph, options: DeviceOptions) -> Graph:
-        try:
-            found: Any = self.transform(graph, options)
-        except (SubgraphError, MemoryError):
-            raise
-        except Exception as error:
-            raise self._raised("transform", error, f"graph {graph.name!r}") from error
+        found = self._called("transform", graph, options, f"graph {graph.name!r}")
         if not isinstance(found, Graph):
             raise DeviceError(
                 f"device {self.name}: transform gave {found!r}; it must return a Graph"
@@ -328,31 +323,33 @@ class Device:
 
     def _refusal(self, node: Node, options: DeviceOptions) -> str:
         """Return why `supports` refuses a node; "" if it does not."""
-        try:
-            answer = self.supports(node, options)
-        except (SubgraphError, MemoryError):
-            raise
-        except Exception as error:
-            raise self._raised("supports", error, f"node {node.name!r} ({node.op_type})") from error
+        about = f"node {node.name!r} ({node.op_type})"
+        answer: bool | Reject = self._called("supports", node, options, about)
         if not isinstance(answer, (bool, np.bool_, Reject)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeviceError(
-                f"device {self.name}: supports gave {answer!r} for node {node.name!r} "
-                f"({node.op_type}); it must return True, False or an sg.Reject"
+                f"device {self.name}: supports gave {answer!r} for {about}; it must return True, "
+                "False or an sg.Reject"
             )
         return "" if answer else reason_of(answer, node, self.name)
 
-    def _raised(self, method: str, error: Exception, given: str) -> DeviceError:
-        """Return the error for a method of a child class that raised one."""
-        return DeviceError(f"device {self.name}: {method} raised {described(error)}, given {given}")
+    def _called(self, method: str, item: Graph | Node, options: DeviceOptions, given: str) -> Any:
+        """Return what a method of a child class returns for an item, which ``given`` describes.
 
-    def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
-        own = self._transformed(graph, options)
+        Raises:
+            DeviceError: the method raised an error that is not one of Subgraph's.
+        """
         try:
-            op: Any = self.create_op(own, options)
+            return getattr(self, method)(item, options)
         except (SubgraphError, MemoryError):
             raise
         except Exception as error:
-            raise self._raised("create_op", error, f"graph {graph.name!r}") from error
+            raise DeviceError(
+                f"device {self.name}: {method} raised {described(error)}, given {given}"
+            ) from error
+
+    def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        own = self._transformed(graph, options)
+        op = self._called("create_op", own, options, f"graph {graph.name!r}")
         if not isinstance(op, SubgraphOp):
             raise DeviceError(
                 f"device {self.name}: create_op gave {op!r}; it must return a SubgraphOp"

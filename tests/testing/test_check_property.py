@@ -12,6 +12,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends.libraries.translation import writable_view
+from subgraph.partition.property import SelectorProperty
 from subgraph.testing import check_partition, check_property, feeds, topologies
 from subgraph.testing.graph_templates import TEMPLATES
 from tests.support.small_network import ladder
@@ -28,6 +29,13 @@ class PlusOne(sg.SubgraphOp):
         arrays = [v.array if isinstance(v, sg.Parameter) else v for v in inputs]
         results = self.inner(arrays)
         return [results[k] + 1 for k in range(len(self.subgraph.outputs))]
+
+
+class WrongRegions(SelectorProperty):
+    """Regions of a selector, whose results are wrong by one."""
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+        return sg.subgraph_node(subgraph, op=PlusOne(subgraph))
 
 
 class WrongWithNeg(sg.SubgraphProperty):
@@ -235,15 +243,8 @@ def test_check_property_tries_selectors_of_joins_and_of_other_dtypes(
     assert tried.taken == (("Add", "Sub") if selector is Joins else ("Add",))
     assert tried.calls > 0
 
-    class Wrong(sg.SubgraphProperty):
-        def create_subgraph_selector(self) -> sg.SubgraphSelector:
-            return selector()
-
-        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
-            return sg.subgraph_node(subgraph, op=PlusOne(subgraph))
-
     with pytest.raises(sg.PartitionError, match="differs at"):
-        check_property(Wrong, max_examples=100)
+        check_property(WrongRegions(selector), max_examples=100)
 
 
 def test_check_property_finds_out_where_a_region_grows() -> None:
@@ -533,15 +534,8 @@ def test_chains_by_weights_are_tried(selector: type[sg.SubgraphSelector]) -> Non
     assert tried.regions >= 2
     assert tried.nodes["Relu"] == tried.nodes["MatMul"] == tried.regions
 
-    class Wrong(sg.SubgraphProperty):
-        def create_subgraph_selector(self) -> sg.SubgraphSelector:
-            return selector()
-
-        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
-            return sg.subgraph_node(subgraph, op=PlusOne(subgraph))
-
     with pytest.raises(sg.PartitionError, match="differs at"):
-        check_property(Wrong)
+        check_property(WrongRegions(selector))
 
 
 def test_every_graph_has_an_operator_at_which_a_region_starts() -> None:
