@@ -19,7 +19,7 @@ from subgraph.dtypes import HALF_FLOATS, compute_dtype, item_bytes
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Argument, Operand, Storage, Weight
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.graph import Node
+from subgraph.graph.graph import Graph, Node
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
@@ -199,10 +199,18 @@ def _emit_table(
     expression: Expression,
     sources: Sequence[Source],
     results: Sequence[tuple[Term, Operand]],
+    chain: Graph | None = None,
 ) -> bool:
     """Emit a costly function of one byte as a lookup in a table of its 256 results.
 
     Each run computes the table anew, since scales and zero points may be inputs.
+
+    Args:
+        low: The lowering that gets the steps.
+        expression: The function.
+        sources: Its inputs.
+        results: The term stored in each output.
+        chain: The same function as a graph, if the expression is too long for one kernel.
 
     Returns:
         False if no step was emitted: the expression is cheap, or not a function of one byte.
@@ -231,7 +239,10 @@ def _emit_table(
         for s in sources
     ]
     table = temporary(low, target.dtype, (256,))
-    emit_expression(low, expression, scalars, [(term, table)])
+    if chain is None:
+        emit_expression(low, expression, scalars, [(term, table)])
+    else:
+        _emit_nodes(low, chain, scalars, table)
     count = operand.nbytes
     low.emit(
         Kernel("subgraph.ops.movement.kernels", "byte_table", item=target.itemsize),
@@ -478,7 +489,10 @@ def cast_like(node: Node, low: Lowering) -> None:
 
 @lowering("FusedElementwise", domain=INTERNAL_DOMAIN, layouts=("plain", "blocked"))
 def fused(node: Node, low: Lowering) -> None:
-    """Lower a chain of elementwise operators, the inner graph of the node, to one step."""
+    """Lower a chain of elementwise operators, the inner graph of the node, to one step.
+
+    A chain that is too long for one kernel runs node by node if it is a function of one byte.
+    """
     inner = node.subgraph
     if inner is None:
         raise Unsupported("a fused chain without its inner graph")
@@ -486,13 +500,39 @@ def fused(node: Node, low: Lowering) -> None:
     e = Expression()
     terms = [e.input(operand.dtype) for operand in operands]
     results = expand_graph(e, inner, terms)
-    if len(e.instructions) > MAX_FUSED:
-        raise Unsupported(f"a fused chain of {len(e.instructions)} instructions")
+    sources = [source(operand) for operand in operands]
+    pairs = list(zip(results, low.outputs, strict=True))
     keeps = _keep_zero({n.op_type for n in inner.nodes}, operands)
-    emit_expression(
-        low,
-        e,
-        [source(operand) for operand in operands],
-        list(zip(results, low.outputs, strict=True)),
-        keeps_zero=keeps,
-    )
+    if len(e.instructions) <= MAX_FUSED and len(operands) <= _MAX_OPERANDS:
+        emit_expression(low, e, sources, pairs, keeps_zero=keeps)
+    elif sum(math.prod(s.shape) != 1 for s in sources) > 1 or len(pairs) > 1:
+        raise Unsupported(f"a fused chain of {len(e.instructions)} instructions")
+    elif _emit_table(low, e, sources, pairs, inner):
+        finish(low, sources, low.outputs, keeps)
+    else:
+        _emit_nodes(low, inner, sources, low.output())
+
+
+def _emit_nodes(low: Lowering, inner: Graph, sources: Sequence[Source], y: Operand) -> None:
+    """Emit a step for each node of a chain.
+
+    Args:
+        low: The lowering that gets the steps.
+        inner: The chain, with one output.
+        sources: Its inputs, of the shape of the output or of one element.
+        y: Its output.
+
+    Raises:
+        Unsupported: The output is in the blocked layout.
+    """
+    if y.layout != "plain":
+        raise Unsupported("a long chain of few elements in the blocked layout")
+    values = dict(zip(inner.inputs, sources, strict=True))
+    for node in inner.nodes:
+        read = [values[value] for value in node.inputs if value is not None]
+        e = Expression()
+        result = expand(e, node, [e.input(s.dtype) for s in read])
+        made = node.outputs[0]
+        target = y if made is inner.outputs[0] else temporary(low, result.dtype, y.shape)
+        emit_expression(low, e, read, [(result, target)])
+        values[made] = source(target)

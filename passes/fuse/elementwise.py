@@ -2,11 +2,17 @@
 
 A node joins the group of its users if all of them are in one group, so that no inner result is used
 outside, and if its result has the shape of the group's result.
+
+A function of one byte, as an activation between conversions of a quantized model, may be longer
+than other groups: it runs as a lookup in a table of 256 results, whose time does not depend on its
+length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+
+import attrs
 
 from subgraph.dtypes import INTEGERS
 from subgraph.graph.graph import Graph, Node, Value
@@ -30,32 +36,109 @@ _DTYPES = frozenset((*INTEGERS, "float32", "float64", "bool"))
 # Limits of a fused loop (estimates); they bound its live values and its streams from memory.
 _MAX_NODES = 24
 _MAX_INPUTS = 10
+_MAX_TABLE_NODES = (
+    96  # of a function of one byte; bounds the steps that compute its table (estimate)
+)
+# Nodes of a function of one byte from which on a loop reads its result rather than computes it
+# (estimate).
+_MIN_TABLE_NODES = 6
 
 
 class _Group:
-    """Nodes that run in one loop; the root, the first of ``nodes``, computes the result."""
+    """Nodes that run in one loop; the root, the first of ``nodes``, computes the result.
 
-    def __init__(self, root: Node, shape: Shape) -> None:
+    Attributes:
+        shape: Shape of the result.
+        origin: The bytes of which the result is a function, element by element, or None.
+        nodes: The nodes.
+        inputs: What the nodes read, results of nodes of the group apart.
+    """
+
+    def __init__(self, root: Node, shape: Shape, origin: Value | None) -> None:
         self.shape = shape
+        self.origin = origin
         self.nodes = [root]
         self.inputs: dict[Value, None] = {v: None for v in root.inputs if v is not None}
 
-    def add(self, node: Node) -> bool:
-        """Add a node unless the group would become too large; return whether it was added."""
+    def add(self, node: Node, origin: Value | None) -> bool:
+        """Add a node unless the group would become too large; return whether it was added.
+
+        Args:
+            node: The node.
+            origin: The bytes of which the node's result is a function, or None.
+        """
         inputs = dict(self.inputs)
         # The node's result becomes an inner value of the loop. All users are in the group, so that
         # nothing else reads it.
         inputs.pop(node.outputs[0], None)
         inputs.update((v, None) for v in node.inputs if v is not None)
-        if len(self.nodes) >= _MAX_NODES or len(inputs) > _MAX_INPUTS:
+        if self.origin is not None and self.origin is origin:
+            if len(self.nodes) >= _MAX_TABLE_NODES:
+                return False
+        elif len(self.nodes) >= _MAX_NODES or len(inputs) > _MAX_INPUTS:
             return False
         self.nodes.append(node)
         self.inputs = inputs
         return True
 
+    def fits(self, context: Context) -> bool:
+        """Return whether the group is within the limits of a loop, or a function of one byte."""
+        if len(self.nodes) <= _MAX_NODES and len(self.inputs) <= _MAX_INPUTS:
+            return True
+        return sum(not _is_number(context, value) for value in self.inputs) == 1
 
-def groups(context: Context) -> Iterator[_Group]:
-    """Yield the groups of at least two nodes."""
+
+@attrs.frozen
+class _Function:
+    """A value as a function of bytes of the same shape, element by element.
+
+    Attributes:
+        origin: The bytes.
+        nodes: Nodes on the longest way from the bytes to the value.
+    """
+
+    origin: Value
+    nodes: int
+
+
+def _byte_functions(context: Context) -> dict[Value, _Function]:
+    """Return the values that are functions of one byte and of weights of one element."""
+    found: dict[Value, _Function] = {}
+    for node in context.graph.nodes:
+        if not _fits(node) or context.is_weight(node.outputs[0]):
+            continue
+        shape = shape_of(node.outputs[0])
+        read = [v for v in node.inputs if v is not None and not _is_number(context, v)]
+        if not read or any(shape_of(value) != shape for value in read):
+            continue
+        own = {v: found.get(v, _Function(v, 0)) for v in read}
+        origins = {function.origin for function in own.values()}
+        if len(origins) == 1 and dtype_of(next(iter(origins))) in ("int8", "uint8"):
+            longest = max(function.nodes for function in own.values())
+            found[node.outputs[0]] = _Function(origins.pop(), longest + 1)
+    return found
+
+
+def _is_number(context: Context, value: Value) -> bool:
+    """Return whether a value is a weight of one element."""
+    return context.is_weight(value) and static_size(shape_of(value)) == 1
+
+
+def groups(context: Context) -> list[_Group]:
+    """Return the groups of at least two nodes."""
+    functions = _byte_functions(context)
+    while True:
+        found = _groups(context, functions)
+        too_large = [group for group in found if not group.fits(context)]
+        if not too_large:
+            return [group for group in found if len(group.nodes) > 1]
+        # Such a group reads several functions of its bytes that other nodes read, too.
+        for group in too_large:
+            for node in group.nodes:
+                functions.pop(node.outputs[0], None)
+
+
+def _groups(context: Context, functions: Mapping[Value, _Function]) -> list[_Group]:
     group_of: dict[Node, _Group] = {}
     found: list[_Group] = []
     # Users come before producers in this order, so that the group of all users of a value is known.
@@ -66,13 +149,28 @@ def groups(context: Context) -> Iterator[_Group]:
             continue
         shape = shape_of(node.outputs[0])
         assert shape is not None
+        function = functions.get(node.outputs[0])
+        origin = None if function is None else function.origin
         group = _group_of_users(context, node, group_of)
-        if group is not None and group.shape == shape and group.add(node):
+        if group is not None and group.origin is None and _is_table(node, function):
+            group = None
+        if group is not None and group.shape == shape and group.add(node, origin):
             group_of[node] = group
             continue
-        group_of[node] = _Group(node, shape)
+        group_of[node] = _Group(node, shape, origin)
         found.append(group_of[node])
-    return (group for group in found if len(group.nodes) > 1)
+    return found
+
+
+def _is_table(node: Node, function: _Function | None) -> bool:
+    """Return whether bytes are looked up in a table rather than computed by a loop that reads them.
+
+    Args:
+        node: The node that computes the bytes.
+        function: What they are a function of.
+    """
+    long = function is not None and function.nodes >= _MIN_TABLE_NODES
+    return long and node.op_type == "QuantizeLinear"
 
 
 def _fits(node: Node) -> bool:

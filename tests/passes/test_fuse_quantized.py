@@ -21,9 +21,12 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.graph import Value
 from subgraph.graph.types import Array
+from subgraph.system import host
 from subgraph.transform.pass_manager import apply_pass
 
 KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
+# Without a dot product of bytes, Winograd's algorithm in float32 runs convolutions of 3 x 3.
+INTEGERS = {"WINOGRAD": False}
 FEW = settings(max_examples=12, deadline=None)
 
 
@@ -183,7 +186,8 @@ def steps(model: ModelProto, inputs: dict[str, Array]) -> Array:
 
 
 def by_devices(model: ModelProto, inputs: dict[str, Array]) -> list[Array]:
-    compiled = [sg.compile_model(sg.load(model), device) for device in ("CPU", "REFERENCE")]
+    configs: dict[str, dict[str, Any]] = {"CPU": INTEGERS, "REFERENCE": {}}
+    compiled = [sg.compile_model(sg.load(model), *each) for each in configs.items()]
     return [next(iter(one(inputs).values())) for one in compiled]
 
 
@@ -208,7 +212,13 @@ def drawn(b: Builder, shape: tuple[int, ...]) -> Array:
 
 
 def conv_model(
-    b: Builder, channels: tuple[int, int], kernel: int, groups: int, per_channel: bool, after: str
+    b: Builder,
+    channels: tuple[int, int],
+    kernel: int,
+    groups: int,
+    per_channel: bool,
+    after: str,
+    size: tuple[int, int] = (7, 9),
 ) -> tuple[ModelProto, dict[str, Array]]:
     inputs, outputs = channels
     b.scale("x", 0.02)
@@ -223,7 +233,7 @@ def conv_model(
     elif after == "Clip":
         real = b.node("Clip", [real, b.constant("l", np.float32(0)), b.constant("h", np.float32(1))], "act")  # fmt: skip # noqa: E501
     b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
-    shape = (1, inputs, 7, 9)
+    shape = (1, inputs, *size)
     return b.model({"x": (b.dtype, shape)}, "y"), {"x": drawn(b, shape)}
 
 
@@ -280,6 +290,22 @@ def test_bounds_of_an_activation_beyond_the_bytes(zero: int) -> None:
     check(model, {"x": drawn(b, (1, 16, 5, 5))}, exact=False)
 
 
+@pytest.mark.parametrize(("kernel", "by_winograd"), [(3, True), (1, False)])
+@pytest.mark.parametrize("after", ["", "Relu"])
+def test_convolutions_that_take_less_time_in_floats(
+    kernel: int, by_winograd: bool, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "has_vnni", lambda: False)
+    monkeypatch.setattr(host, "has_int8_tiles", lambda: False)
+    model, inputs = conv_model(Builder(7), (64, 48), kernel, 1, True, after, (20, 20))
+    request = sg.compile_model(sg.load(model), "CPU").create_infer_request()
+    got = next(iter(request.infer(inputs).values()))
+    kernels = " ".join(entry.kernel for entry in request.profile())
+    assert ("winograd" in kernels) == by_winograd
+    # Winograd's sums have errors of at most 1e-5 of the largest, which is within the bytes.
+    np.testing.assert_allclose(got, steps(model, inputs), rtol=0, atol=0.5 + 1e-2)
+
+
 def test_groups_that_are_far_from_blocks_run_as_floats() -> None:
     model, inputs = conv_model(Builder(0), (20, 30), 3, 5, True, "Relu")
     check(model, inputs, exact=False)
@@ -334,7 +360,7 @@ def test_weights_that_are_quantised_in_the_graph(op_type: str) -> None:
     assert name in operators(model)
     inputs = {"x": b.rng.standard_normal(given_).astype(np.float32)}
     check(model, inputs, exact=False)
-    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True, **INTEGERS})
     request = compiled.create_infer_request()
     request.infer(inputs)
     assert any("qlinear_kernels.product" in entry.kernel for entry in request.profile())
@@ -441,7 +467,7 @@ def test_a_concatenation_of_convolutions_stays_in_bytes() -> None:
     assert sorted(operators(model)) == sorted(
         ["QuantizeLinear", *["FusedQLinearConv", "FusedElementwise"] * 2, "Concat"]
     )
-    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True, **INTEGERS})
     request = compiled.create_infer_request()
     request.infer([b.rng.standard_normal((1, 32, 8, 8)).astype(np.float32)])
     kernels = [entry.kernel.partition("(")[0].rpartition(".")[2] for entry in request.profile()]

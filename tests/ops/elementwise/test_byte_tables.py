@@ -63,7 +63,8 @@ def test_a_table_gives_what_the_program_gives(dtype: str, quantised: bool, const
 
 @BOTH
 @pytest.mark.parametrize("channels", [12, 16])
-def test_between_convolutions(dtype: str, channels: int) -> None:
+@pytest.mark.parametrize("times", [1, 5])
+def test_between_convolutions(dtype: str, channels: int, times: int) -> None:
     """In blocks of channels, with padding behind the last that has to stay zero."""
     rng = np.random.default_rng(channels)
     x = sg.input("x", (2, 3, 20, 20), "float32")
@@ -78,7 +79,9 @@ def test_between_convolutions(dtype: str, channels: int) -> None:
         return ops.QuantizeLinear(real, scale, zero)
 
     first = convolved(ops.QuantizeLinear(x, scale, zero), 3, 1)
-    second = convolved(swish(first, dtype, scale, zero, quantised=True), channels, 2)
+    for _ in range(times):
+        first = swish(first, dtype, scale, zero, quantised=True)
+    second = convolved(first, channels, 2)
     graph = sg.Graph([x], [ops.DequantizeLinear(second, scale, zero)], "net")
     given = rng.standard_normal((2, 3, 20, 20)).astype(np.float32)
     model = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True})
@@ -103,3 +106,81 @@ def test_cheap_functions_and_other_operands_keep_their_program() -> None:
     assert "byte_table" not in kernels_of(model, *given)
     real = (given[0].astype(np.float32) - 7) * scale
     np.testing.assert_allclose(model(given)[0], real, rtol=1e-6)
+
+
+class Chain:
+    """A function of one byte with a conversion to bytes and back after each operator."""
+
+    def __init__(self, seed: int, dtype: str) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.dtype = dtype
+
+    def pair(self) -> tuple[Array, Array]:
+        """Return a scale and a zero point."""
+        info = np.iinfo(self.dtype)
+        zero = self.rng.integers(info.min, info.max + 1)
+        return np.array(self.rng.uniform(0.02, 0.06), np.float32), np.array(zero, self.dtype)
+
+    def number(self) -> Array:
+        return np.array(self.rng.uniform(0.5, 2), np.float32)
+
+    def rounded(self, x: sg.Value) -> sg.Value:
+        pair = self.pair()
+        return ops.DequantizeLinear(ops.QuantizeLinear(x, *pair), *pair)
+
+    def longer(self, x: sg.Value) -> sg.Value:
+        match self.rng.integers(5):
+            case 0:
+                made = ops.Add(x, self.number())
+            case 1:
+                made = ops.Mul(self.number(), x)
+            case 2:
+                made = ops.Div(x, self.number())
+            case 3:
+                made = ops.Clip(x, np.array(-1, np.float32), np.array(2, np.float32))
+            case _:  # HardSwish, as exporters spell it out
+                gate = ops.Clip(ops.Add(x, self.number()), np.array(0, np.float32), self.number())
+                made = ops.Mul(x, self.rounded(gate))
+        return self.rounded(made)
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("shape", [(3, 700), (2, 3, 5), (0, 4), ("N", 31)])
+def test_long_chains(seed: int, dtype: str, shape: tuple[int | str, ...]) -> None:
+    chain = Chain(seed, dtype)
+    x = sg.input("x", shape, dtype)
+    made = ops.DequantizeLinear(x, *chain.pair())
+    values = [made := chain.longer(made) for _ in range(4 + seed)]
+    outputs = [ops.QuantizeLinear(made, *chain.pair()) if seed % 2 else made]
+    if seed > 4:  # a value inside that is a result, too, and a loop that reads it
+        outputs += [values[2], ops.Add(values[2], ops.Neg(values[1]))]
+    graph = sg.Graph([x], outputs, "net")
+    info = np.iinfo(dtype)
+    sizes = [40 if isinstance(size, str) else size for size in shape]
+    given = chain.rng.integers(info.min, info.max + 1, sizes).astype(dtype)
+    model = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True})
+    request = model.create_infer_request()
+    got = request.infer([given])
+    wanted = sg.compile_model(graph, "REFERENCE")([given])
+    for one, other in zip(got.values(), wanted.values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    if given.size > 1024:
+        found = [entry for entry in request.profile() if "byte_table" in entry.kernel]
+        assert found if seed > 4 else len(found) == 1
+        assert all(entry.op_type == "FusedElementwise" for entry in request.profile())
+
+
+def test_a_long_function_of_bytes_before_another_operand_has_a_table_of_its_own() -> None:
+    chain = Chain(5, "uint8")
+    x, y = sg.input("x", (64, 64), "uint8"), sg.input("y", (64, 64), "uint8")
+    made = ops.DequantizeLinear(x, *chain.pair())
+    for _ in range(4):
+        made = chain.longer(made)
+    summed = ops.Add(made, ops.DequantizeLinear(y, *chain.pair()))
+    graph = sg.Graph([x, y], [ops.QuantizeLinear(summed, *chain.pair())], "net")
+    given = [chain.rng.integers(0, 256, (64, 64)).astype(np.uint8) for _ in "xy"]
+    model = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True})
+    assert "byte_table" in kernels_of(model, *given)
+    wanted = sg.compile_model(graph, "REFERENCE")(given)[0]
+    np.testing.assert_array_equal(model(given)[0], wanted)
