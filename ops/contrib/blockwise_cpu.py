@@ -50,6 +50,9 @@ _LEVEL_OF_BYTES = 4  # ``accuracy_level`` of MatMulNBits
 _LEAST_GROUP = 16  # elements with one scale: those that `quantize_rows` rounds at a time
 # Rows of a matrix that a grouped product copies together, and panels of a work unit (estimates).
 _GROUP_ROWS, _UNIT_PANELS = 64, 12
+# Rows of a tile: of 1 to 4, 4 took least time with 32 vector registers and with 16, although totals
+# of blocks are not in registers then.
+_TILE_ROWS = 4
 _VECTORS = 2  # of a panel: two sums at a time hide the latency of a multiplication
 
 
@@ -227,7 +230,7 @@ def grouped_matmul_n_bits(node: Node, low: Lowering) -> None:
     emit_range_check(low, indices, "indices", -matrices, matrices - 1)
     bytes_ = _rounds(node)
     left, factors = _emit_bytes(low, form, rows) if bytes_ else (x, 0)
-    mr = _most_rows()
+    mr = _TILE_ROWS
     group, item = smaller(rows, _GROUP_ROWS), 1 if bytes_ else 4
     size = group * (8 + depth * item + (8 * form.blocks if bytes_ else 0))
     panels = min(form.panels, _UNIT_PANELS)
@@ -259,11 +262,6 @@ def grouped_matmul_n_bits(node: Node, low: Lowering) -> None:
     )  # fmt: skip
 
 
-def _most_rows() -> int:
-    """Return the most rows of a tile: sums and totals of two vectors each stay in registers."""
-    return 4 if host.has_32_registers() else 1
-
-
 def _emit_few_rows(
     low: Lowering, form: _Form, rows: int, bias: Operand | None, bytes_: bool
 ) -> None:
@@ -281,7 +279,7 @@ def _emit_few_rows(
     added: Argument = 0
     if bias is not None:
         added = low.weight(form.recipe("blockwise bias"), form.bias, bias)
-    mr = _most_rows()
+    mr = _TILE_ROWS
     kernel = Kernel(
         "subgraph.ops.contrib.blockwise_kernels", "few_rows",
         bits=form.bits, lanes=form.lanes, mr=mr, nv=form.nv, of_bytes=bytes_,

@@ -7,7 +7,8 @@ with the number in the low bits of the mantissa. To subtract 2**23 plus the zero
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -15,13 +16,14 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.dot import emit_dot4
+from subgraph.engine.codegen.dot import emit_dot4, emit_saturating_pairs, emit_sums_of_pairs
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, f32_to_bf16, load_at, splat_value, store_at
 from subgraph.engine.codegen.matrix_registers import REGISTER_BYTES
 from subgraph.engine.codegen.simd import ld, ld_i8, memcpy, memset, st, st_f32, st_i8, vec
 from subgraph.engine.codegen.tile import size_switch, stack_words
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
+from subgraph.system import host
 
 from .arguments import (
     NUMBER_BASE,
@@ -197,6 +199,11 @@ def _byte_tile(bits: int) -> Any:
     ``w * (n - z)``: ``sum x * weight = s * w * (sum q * n - z * sum q)``.
     """
     per_byte = 8 // bits
+    # The products of a word's numbers of 4 bits and fewer have a sum of at most 8 * 15 * 127, which
+    # fits in 16 bits.
+    in_16_bits = bits < 8 and host.prefers_pmaddubsw()
+    add_products = _add_pairs if in_16_bits else _add_fours
+    runs = [range(per_byte)] if in_16_bits else [range(k, k + 1) for k in range(per_byte)]
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:
         panel, b = _Panel(e, t, vectors, bits), e.b
@@ -213,15 +220,18 @@ def _byte_tile(bits: int) -> Any:
 
         def word(words: list[Any], _zeros: list[Any]) -> None:
             at = e.get(a)
-            for k in range(per_byte):
-                # The number at the low bits of each byte.
-                mask = panel.ints(0x01010101 * ((1 << bits) - 1) if bits < 8 else -1)
-                numbers = [b.and_(panel.shifted(one, k), mask) for one in words]
+            # The number at the low bits of each byte.
+            mask = panel.ints(0x01010101 * ((1 << bits) - 1) if bits < 8 else -1)
+            for together in runs:
+                numbers = [[b.and_(panel.shifted(w, k), mask) for k in together] for w in words]
                 for i in range(rows):
-                    four = load_at(b, b.add(b.add(at, a_row[i]), I64(4 * k)), I32, 4)
-                    left = splat_value(b, four, e.lanes)
+                    at_row = b.add(at, a_row[i])
+                    left = [
+                        splat_value(b, load_at(b, b.add(at_row, I64(4 * k)), I32, 4), e.lanes)
+                        for k in together
+                    ]
                     for j in range(vectors):
-                        e.put(sums[i, j], emit_dot4(b, e.get(sums[i, j]), numbers[j], left))
+                        e.put(sums[i, j], add_products(b, e.get(sums[i, j]), numbers[j], left))
             e.step(a, I64(4 * per_byte))
 
         def end(zeros: list[Any]) -> None:
@@ -242,6 +252,19 @@ def _byte_tile(bits: int) -> Any:
         _store(panel, rows, totals)
 
     return emit
+
+
+def _add_fours(builder: Any, total: Any, numbers: Sequence[Any], left: Sequence[Any]) -> Any:
+    """Return sums plus the products of numbers, unsigned bytes, and signed bytes of a row."""
+    for pair in zip(numbers, left, strict=True):
+        total = emit_dot4(builder, total, *pair)
+    return total
+
+
+def _add_pairs(builder: Any, total: Any, numbers: Sequence[Any], left: Sequence[Any]) -> Any:
+    """Return the same as `_add_fours`, with sums of 16 bits until the last addition."""
+    pairs = [emit_saturating_pairs(builder, *pair) for pair in zip(numbers, left, strict=True)]
+    return builder.add(total, emit_sums_of_pairs(builder, reduce(builder.add, pairs)))
 
 
 def _store(panel: _Panel, rows: int, totals: Mapping[tuple[int, int], Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.engine.codegen.irtools import (
+    I8,
     I16,
     I32,
     call_intrinsic,
@@ -102,6 +103,27 @@ def emit_dot2(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     low_a, low_b = (builder.bitcast(builder.shl(v, shift), sums.type) for v in (a, b))
     high_a, high_b = (builder.bitcast(builder.and_(v, upper), sums.type) for v in (a, b))
     return emit_fma(builder, high_a, high_b, emit_fma(builder, low_a, low_b, sums))
+
+
+def emit_saturating_pairs(builder: Any, a: Any, b: Any) -> Any:
+    """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]``, saturated to 16 bits, by AVX2's vpmaddubsw.
+
+    Args:
+        builder: LLVM's builder.
+        a: Vector of eight i32, each four unsigned bytes.
+        b: Vector of eight i32, each four signed bytes.
+
+    Returns:
+        Vector of sixteen i16.
+    """
+    byte = ir.VectorType(I8, 32)
+    both = [builder.bitcast(value, byte) for value in (a, b)]
+    return call_intrinsic(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), both)
+
+
+def emit_sums_of_pairs(builder: Any, words: Any) -> Any:
+    """Emit the sums of adjacent pairs of i16, as i32."""
+    return emit_pair_products(builder, words, ir.Constant(words.type, [1] * words.type.count))
 
 
 def emit_pair_products(builder: Any, a: Any, b: Any) -> Any:

@@ -26,7 +26,12 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.engine.codegen.arguments import Address, WordBlock
-from subgraph.engine.codegen.dot import emit_dot4, emit_pair_products
+from subgraph.engine.codegen.dot import (
+    emit_dot4,
+    emit_pair_products,
+    emit_saturating_pairs,
+    emit_sums_of_pairs,
+)
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import (
     F32,
@@ -232,10 +237,7 @@ def emit_saturating_products(builder: Any, a: Any, b: Any) -> Any:
     Returns:
         Vector of eight i32.
     """
-    byte, word = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
-    both = [builder.bitcast(value, byte) for value in (a, b)]
-    sums = call_intrinsic(builder, "llvm.x86.avx2.pmadd.ub.sw", word, both)
-    return emit_pair_products(builder, sums, ir.Constant(word, [1] * 16))
+    return emit_sums_of_pairs(builder, emit_saturating_pairs(builder, a, b))
 
 
 def vector_bytes(flavour: str, weights: str, lanes: int) -> int:
