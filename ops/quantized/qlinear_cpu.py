@@ -200,7 +200,7 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
     source: PatchSource = "image" if image else "blocked"
     if not plain and (together > _MAX_MERGED_GROUPS or (not image and q.x.layout == "plain")):
         raise Unsupported("groups or channels that are far from whole blocks")
-    tile = choose_tile(q, source=source, dilated=g.dilations[2] != 1)
+    tile = choose_tile(q, g.inputs * g.taps, source=source, dilated=g.dilations[2] != 1)
     g = merge(g, together)
     width = _IMAGE_CHANNELS if image else MATRIX_ROW_BYTES if tile.matrix else BLOCK
     runs = _Runs(g, groups, together, width, 8 // tile.item, tile.matrix)

@@ -94,7 +94,7 @@ def _emit_product(node: Node, q: QuantizedOperands) -> None:
     rows = math.prod(q.x.shape[:-1])
     if not depth:
         raise Unsupported("a product of empty matrices")
-    tile = choose_tile(q, source="rows")
+    tile = choose_tile(q, depth, source="rows")
     double = 8 // tile.item
     double_steps = _double_steps(tile, depth)
 
