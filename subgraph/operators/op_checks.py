@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -124,28 +124,74 @@ def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
     Raises:
         ShapeError: the inputs do not fit the inner graph.
     """
-    inner = op.subgraph
-    pairs = list(zip(inner.inputs, inputs, strict=True))
     # Types of the inner graph hold for inputs of the stated types, so inference runs only for
-    # others.
-    if not op.says_types and all(_has_stated_type(value, item) for value, item in pairs):
-        return [expected_result(value.type) for value in inner.outputs]
+    # others, and for sizes that no input names.
+    sizes = None if op.says_types else _named_sizes(op.subgraph.inputs, inputs)
+    if sizes is not None:
+        types = [_with_sizes(value.type, sizes) for value in op.subgraph.outputs]
+        if all(not isinstance(type_, TensorType) or type_.is_static for type_ in types):
+            return [expected_result(type_) for type_ in types]
+    return inferred_checks(op, inputs)
+
+
+def inferred_checks(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
+    """Return the checks of `checks_for` as they follow from the inputs alone.
+
+    The names of sizes in the inner graph are not read, which a model file may state wrongly.
+
+    Raises:
+        ShapeError: the inputs do not fit the inner graph.
+    """
     types = [
         TensorType(dtype_of(item), item.shape) if is_array(item) else value.type
-        for value, item in pairs
+        for value, item in zip(op.subgraph.inputs, inputs, strict=True)
     ]
     try:
         return [expected_result(type_) for type_ in output_types(op, types)]
     except UnsupportedOpError:  # an operator inside has no type inference
-        return [None] * len(inner.outputs)
+        return [None] * len(op.subgraph.outputs)
 
 
-def _has_stated_type(value: Value, item: Any) -> bool:
-    """Return whether an input of an inner graph has the type that the graph states."""
-    check = expected_result(value.type)
-    if check is None or not is_array(item):
-        return True
-    return item.dtype == check[1] and check[2](item.shape)
+def first_misfit(results: Sequence[Any], checks: Sequence[Check]) -> int | None:
+    """Return the position of the first result that fails its check; None if all pass."""
+    for position, (result, check) in enumerate(zip(results, checks, strict=True)):
+        if check is not None:
+            _, dtype, fits = check
+            if getattr(result, "dtype", None) != dtype or not fits(result.shape):
+                return position
+    return None
+
+
+def _named_sizes(values: Sequence[Value], inputs: Sequence[Any]) -> dict[str, int] | None:
+    """Return the sizes of the named dimensions of inputs.
+
+    Args:
+        values: The inputs of an inner graph.
+        inputs: One item for each.
+
+    Returns:
+        The sizes by name; None if an array does not have the type that the graph states.
+    """
+    sizes: dict[str, int] = {}
+    for value, item in zip(values, inputs, strict=True):
+        check = expected_result(value.type)
+        if check is None or not is_array(item):
+            continue
+        type_, dtype, fits = check
+        if item.dtype != dtype or not fits(item.shape):
+            return None
+        for dim, size in zip(type_.shape or (), item.shape, strict=False):
+            if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+                return None
+    return sizes
+
+
+def _with_sizes(type_: ValueType | None, sizes: Mapping[str, int]) -> ValueType | None:
+    """Return a type with sizes for the names of its dimensions, where they are known."""
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return type_
+    dims = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in type_.shape)
+    return TensorType(type_.dtype, tuple(dims))
 
 
 def expected_result(type_: ValueType | None) -> Check:

@@ -24,6 +24,8 @@ from subgraph.operators.op_checks import (
     check_op,
     checks_for,
     contract_error,
+    first_misfit,
+    inferred_checks,
     output_types,
     region_types,
     result_type_error,
@@ -172,12 +174,14 @@ class Session:
         if len(results) != len(checks):
             wanted = f"its subgraph {self.op.subgraph.name!r} has {len(checks)} outputs"
             raise contract_error(self.op, f"{len(results)} results", wanted)
-        for position, (result, check) in enumerate(zip(results, checks, strict=True)):
-            if check is None:
-                continue
-            type_, dtype, fits = check
-            if getattr(result, "dtype", None) != dtype or not fits(result.shape):
-                raise result_type_error(self.op, position, result, type_)
+        misfit = first_misfit(results, checks)
+        if misfit is not None:
+            checks = self._checks[key] = inferred_checks(self.op, inputs)
+            misfit = first_misfit(results, checks)
+        if misfit is not None:
+            check = checks[misfit]
+            assert check is not None, "it failed"
+            raise result_type_error(self.op, misfit, results[misfit], check[0])
         # The caller may write to results. Memory of an input or of a weight must not be among them.
         results = own_results(results, inputs)
         return results if outputs is None else fill_outputs(results, outputs)

@@ -68,10 +68,9 @@ def test_forward_gives_the_right_shape(
 ) -> None:
     """Nothing is broadcast into place; a device is not to blame for it."""
     model = fixed([np.zeros(shape, np.float32)], monkeypatch, device, rows)
-    first = "1" if rows == 1 else "N"
     message = rf"Fixed\.forward returned float32\[{str(list(shape))[1:-1]}\] for output 'relu' .*"
     for _ in range(2):
-        with pytest.raises(sg.DeviceError, match=rf"{message} is float32\[{first}, 4\]") as caught:
+        with pytest.raises(sg.DeviceError, match=rf"{message} is float32\[1, 4\]") as caught:
             model(np.zeros((1, 4), np.float32))
         assert not caught.value.lost
         assert "at node 'cut'" in caught.value.__notes__[0]
@@ -79,9 +78,48 @@ def test_forward_gives_the_right_shape(
     np.testing.assert_array_equal(model(np.zeros((1, 4), np.float32))[0], -np.ones((1, 4)))
 
 
-def test_forward_chooses_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fixed([np.ones((3, 4), np.float32)], monkeypatch, "CPU", "N")
-    np.testing.assert_array_equal(model(np.zeros((1, 4), np.float32))[0], -np.ones((3, 4)))
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "MULTI:CPU,REFERENCE"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_forward_gives_the_batch_of_its_inputs(
+    device: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size that the graph names is that of the inputs in this run."""
+    model = fixed([np.ones((2, 4), np.float32)], monkeypatch, device, "N")
+    for _ in range(2):
+        with pytest.raises(sg.DeviceError, match=rf"float32\[2, 4\] .* is float32\[{rows}, 4\]"):
+            model(np.zeros((rows, 4), np.float32))
+    np.testing.assert_array_equal(model(np.zeros((2, 4), np.float32))[0], -np.ones((2, 4)))
+
+
+def test_sizes_that_no_input_names_follow_from_the_run() -> None:
+    """Those of a Concat do; those of a NonZero are the op's to choose."""
+
+    class Own(sg.SubgraphOp):
+        rows = 4
+
+        def forward(self, inputs: list[Any]) -> list[Array]:
+            return [np.zeros((self.rows, 3), np.float32), np.zeros((2, 7), np.int64)]
+
+    x = sg.input("x", ("N", 3))
+    inner = sg.Graph([x], [ops.Concat(x, x, axis=0), ops.NonZero(x)], "inner")
+    op = Own(inner)
+    model = sg.compile_model(around(sg.subgraph_node(inner, op=op)), "REFERENCE")
+    assert model(np.ones((2, 3), np.float32))[1].shape == (2, 7)
+    with pytest.raises(sg.DeviceError, match=r"float32\[4, 3\] .* is float32\[6, 3\]"):
+        model(np.ones((3, 3), np.float32))
+
+
+def test_a_name_that_a_model_states_wrongly_is_not_enforced() -> None:
+    class Twice(sg.SubgraphOp):
+        def forward(self, inputs: list[Any]) -> list[Array]:
+            return [np.concatenate([inputs[0], inputs[0]])]
+
+    x = sg.input("x", ("N", 3))
+    inner = sg.Graph([x], [ops.Concat(x, x, axis=0)], "inner")
+    inner.outputs[0].type = sg.TensorType("float32", ("N", 3))  # some exporters write that
+    model = sg.compile_model(around(sg.subgraph_node(inner, op=Twice(inner))), "REFERENCE")
+    for rows in (2, 2, 3):
+        assert model(np.ones((rows, 3), np.float32))[0].shape == (2 * rows, 3)
 
 
 def test_default_op_runs_the_inner_graph() -> None:
