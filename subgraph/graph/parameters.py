@@ -258,14 +258,21 @@ class Parameter:
 
     @contextmanager
     def update(self) -> Generator[Array]:
-        """Yield a writable copy of the array; publish it when the block ends without an error."""
+        """Yield a writable copy of the array; publish its content when the block ends.
+
+        Nothing is published if the block raises. The parameter shares no memory with what the
+        caller still holds of the array, which takes a second copy; `assign`, to replace all
+        elements, makes one.
+
+        Raises:
+            ShapeError: the block wrote objects that are no text into an array of strings.
+        """
         with transaction():
             new = np.array(self.array)
             view = new.view()  # whose shape, dtype and size are not those of the parameter
             yield view
-            # The caller may still have the array when it is published, and must not change it then.
-            view.flags.writeable = False
-            _staged()[self] = new
+            view.flags.writeable = False  # writing to it later would have no effect
+            self.assign(new)
 
     def __repr__(self) -> str:
         return f"<Parameter {self.name!r} {self._type} version {self.version}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -188,10 +189,27 @@ def test_an_update_changes_nothing_but_values(how: str) -> None:
         array[...] = 3
 
 
+@pytest.mark.parametrize("hold", [lambda a: a[1:], lambda a: np.asarray(memoryview(a)), np.ravel])
+def test_memory_of_an_update_is_not_that_of_the_parameter(hold: Callable[[Array], Array]) -> None:
+    """A view of the array stays writable; the weights changed without a new version."""
+    p = make()
+    with sg.transaction():
+        with p.update() as array:
+            held = hold(array)
+            held[...] = 2
+        held[...] = 3
+        assert p.array[-1] == 2, "not before the transaction ends either"
+    held[...] = 4
+    assert p.array[-1] == 2
+
+
 def test_objects_are_no_values() -> None:
     """A parameter of strings took them, and the error for others called them strings."""
     words = sg.Parameter("words", np.array(["a", "b"], object))
     for wrong in (np.array(["a", None], object), None, [object(), "b"]):
         with pytest.raises(sg.ShapeError, match=r"'words' takes string\[2\]: .* array of objects"):
             words.assign(wrong)  # type: ignore[arg-type]
+    assert words.array.tolist() == ["a", "b"]
+    with pytest.raises(sg.ShapeError, match="array of objects"), words.update() as array:
+        array[0] = None
     assert words.array.tolist() == ["a", "b"]
