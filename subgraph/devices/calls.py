@@ -19,6 +19,7 @@ from subgraph.partition.constants import constant_nodes, constants_to_weights
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.metric_types import checked_metric
 from subgraph.system.registry import nearest
+from subgraph.transform.pass_manager import Unchanged
 
 
 @runtime_checkable
@@ -241,8 +242,7 @@ def _constants_feeding(graph: Graph, found: Mapping[str, str]) -> set[str]:
 
 def _answer_of(device: Device, graph: Graph, config: Config | None) -> QueryResult:
     """Call ``query_model`` of a device and return its checked result."""
-    with _named(device, "query_model", graph):
-        found: Any = device.query_model(graph, config)
+    found: Any = _of_graph(device, "query_model", graph, config)
     if not isinstance(found, Mapping):
         raise DeviceError(
             f"device {device.name}: query_model gave {found!r}; it must return a dict from node "
@@ -368,9 +368,21 @@ def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledM
 def _compiled(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
     if type(device).compile_model is not Device.compile_model:
         graph = without_defaults(graph)  # the inner graph of a region lists weights as inputs
-    with _named(device, "compile_model", graph):
-        model: Any = device.compile_model(graph, config)
-    return _checked_model(device, "compile_model", model)
+    return _checked_model(
+        device, "compile_model", _of_graph(device, "compile_model", graph, config)
+    )
+
+
+def _of_graph(device: Device, method: str, graph: Graph, config: Config | None) -> Any:
+    """Return what a device's method returns for a graph, which it must not change."""
+    # The base class checks the hooks to which it gives the graph.
+    own = getattr(type(device), method) is not getattr(Device, method)
+    promise = Unchanged(graph) if own else None
+    with _named(device, method, graph):
+        found: Any = getattr(device, method)(graph, config)
+    if promise is not None:
+        promise.check(f"device {device.name}: {method}", DeviceError)
+    return found
 
 
 def _checked_model(device: Device, method: str, model: Any) -> CompiledModel:

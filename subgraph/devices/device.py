@@ -50,6 +50,7 @@ from subgraph.runtime.settings import (
 )
 from subgraph.system.hooks import Hook
 from subgraph.system.registry import nearest
+from subgraph.transform.pass_manager import Unchanged
 from subgraph.weights.cache import StoredWeights
 
 Config = Mapping[str, Any]
@@ -336,16 +337,21 @@ class Device:
         """Return what a method of a child class returns for an item, which ``given`` describes.
 
         Raises:
-            DeviceError: the method raised an error that is not one of Subgraph's.
+            DeviceError: the method raised an error that is not one of Subgraph's, or changed the
+                graph.
         """
+        promise = Unchanged(item) if isinstance(item, Graph) else None
         try:
-            return getattr(self, method)(item, options)
+            found = getattr(self, method)(item, options)
         except (SubgraphError, MemoryError):
             raise
         except Exception as error:
             raise DeviceError(
                 f"device {self.name}: {method} raised {described(error)}, given {given}"
             ) from error
+        if promise is not None:
+            promise.check(f"device {self.name}: {method}", DeviceError)
+        return found
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         own = self._transformed(graph, options)

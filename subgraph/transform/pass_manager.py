@@ -197,9 +197,7 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
     checks = next((i for i in reversed(around) if isinstance(i, Checks)), _ALL_CHECKS)
     for instrument in around:
         instrument.before(name, graph)
-    seen = snapshot(graph) if checks.input else None
-    # Only changes by this thread count: other threads may assign to parameters at any time.
-    changes = changes_by_thread()
+    promise = Unchanged(graph) if checks.input else None
     start = time.perf_counter()
     try:
         result: Any = call(graph)
@@ -217,16 +215,8 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
             f"pass {name!r} returned {type(result).__name__}, not a Graph; "
             "a pass returns the new graph (the one it was given, if there is nothing to do)"
         )
-    if seen is not None and snapshot(graph) != seen:
-        raise PassError(
-            f"pass {name!r} changed the graph {graph.name!r} that it was given; "
-            "change a clone: new = graph.clone()"
-        )
-    if checks.input and changes_by_thread() != changes:
-        raise PassError(
-            f"pass {name!r} changed parameters of the graph {graph.name!r} that it was given; "
-            "other graphs share them: use a new one, sg.parameter(name, array)"
-        )
+    if promise is not None:
+        promise.check(f"pass {name!r}", PassError)
     if checks.output:
         try:
             result.verify()
@@ -239,6 +229,38 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
     for instrument in reversed(around):
         instrument.after(name, graph, result, seconds)
     return result
+
+
+class Unchanged:
+    """The state of a graph and its parameters before foreign code gets the graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Take the state of ``graph``, in linear time."""
+        self._graph, self._seen = graph, snapshot(graph)
+        # Only changes by this thread count: other threads may assign to parameters at any time.
+        self._changes = changes_by_thread()
+
+    def check(self, who: str, kind: type[SubgraphError]) -> None:
+        """Check that the graph and its parameters are still the same.
+
+        Args:
+            who: The code that got the graph, for the message: "pass 'Fold'".
+            kind: Class of the error.
+
+        Raises:
+            SubgraphError: of class ``kind``: something has changed.
+        """
+        graph = self._graph
+        if snapshot(graph) != self._seen:
+            raise kind(
+                f"{who} changed the graph {graph.name!r} that it was given; "
+                "change a clone: new = graph.clone()"
+            )
+        if changes_by_thread() != self._changes:
+            raise kind(
+                f"{who} changed parameters of the graph {graph.name!r} that it was given; "
+                "other graphs share them: use a new one, sg.parameter(name, array)"
+            )
 
 
 def snapshot(graph: Graph) -> list[object]:

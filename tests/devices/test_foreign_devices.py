@@ -75,6 +75,33 @@ def _device(**methods: Any) -> type[sg.Device]:
     return type("Broken", (sg.Device,), methods)
 
 
+def _rename(graph: sg.Graph) -> None:
+    graph.nodes[0].name = "renamed"
+
+
+def _zero(graph: sg.Graph) -> None:
+    graph.parameters["w"].assign(np.zeros((3, 4), np.float32))
+
+
+@pytest.mark.parametrize("hook", ["query_model", "compile_model", "transform", "create_op"])
+@pytest.mark.parametrize(
+    ("change", "what"), [(_rename, "the graph"), (_zero, "parameters of the graph")]
+)
+def test_a_hook_that_changes_its_graph(change: Any, what: str, hook: str) -> None:
+    """As of a pass: the graph is the user's, or that of a region which other devices may run."""
+
+    def hooked(self: Any, graph: sg.Graph, given: Any = None) -> Any:
+        change(graph)
+        return getattr(super(odd, self), hook)(graph, given)
+
+    odd = _device(**{hook: hooked}, supports=lambda self, node, options: True)
+    core = sg.Core()
+    core.register_device("ODD", odd)
+    message = rf"device ODD: {hook} changed {what} '.*' that it was given"
+    with pytest.raises(sg.DeviceError, match=message):
+        core.compile_model(net(), "ODD")
+
+
 def _takes_all(self: sg.Device, graph: sg.Graph, config: Any = None) -> dict[str, str]:
     return {node.name: self.name for node in graph.nodes}
 
