@@ -1,5 +1,8 @@
 """Operators: ``ops.<Operator>`` for every operator of ONNX, and one folder for each family of them.
 
+A custom operator has that form too, if its name is in one domain alone and is none of the standard;
+``ops.operator(name, domain)`` is any other.
+
 A family's ``op.py`` declares its operators, ``reference.py`` computes what onnx.reference lacks or
 gets wrong, ``cpu.py`` says how the CPU device runs the family, ``kernels.py`` holds its kernels,
 ``opencl.py`` and ``kernels.cl`` the same for OPENCL. Registries find the files by these names, and
@@ -18,25 +21,42 @@ if __name__ != "subgraph.ops":
 from subgraph.errors import UnsupportedOpError
 from subgraph.operators.builder import Builder, operator
 
+_builder = cache(operator)  # one function for each operator
+
 
 @cache
-def _operator(name: str) -> Builder:
-    from subgraph.operators.schema import CONTRIBUTED, CUSTOM_SCHEMAS, MICROSOFT, standard_operators
+def _standard_domains() -> dict[str, str]:
+    """Return the domain of each operator of the standard; ONNX's own comes before the others."""
+    from subgraph.operators.schema import standard_operators
 
-    # Sorted, so that ONNX's own domain "" comes before ai.onnx.ml and the like.
-    standard = (of for op_type, of in standard_operators() if op_type == name)
-    custom = (of for of, op_type in CUSTOM_SCHEMAS if op_type == name)
-    domain = next(custom, next(standard, None))
-    if domain is None:
-        domain = MICROSOFT if f"{MICROSOFT}::{name}" in CONTRIBUTED else ""
-    return operator(name, domain)
+    return dict(reversed(standard_operators()))  # sorted, so that the first of a name is the last
+
+
+def _domain_of(name: str) -> str:
+    """Return the domain of the operator that ``ops.<name>`` means; "" if there is none.
+
+    Raises:
+        UnsupportedOpError: several domains have an operator of that name, and the standard none.
+    """
+    from subgraph.operators.schema import CONTRIBUTED, CUSTOM_SCHEMAS, MICROSOFT
+
+    standard = _standard_domains().get(name)
+    if standard is not None:
+        return standard
+    domains = {domain for domain, op_type in CUSTOM_SCHEMAS if op_type == name}
+    if f"{MICROSOFT}::{name}" in CONTRIBUTED:
+        domains.add(MICROSOFT)
+    if len(domains) > 1:
+        calls = " or ".join(f"ops.operator({name!r}, {domain!r})" for domain in sorted(domains))
+        raise UnsupportedOpError(f"operator {name!r} is in {len(domains)} domains: write {calls}")
+    return next(iter(domains), "")
 
 
 def __getattr__(name: str) -> Builder:
     if name.startswith("_"):
         raise AttributeError(f"module 'subgraph.ops' has no attribute {name!r}")
     try:
-        return _operator(name)
+        return _builder(name, _domain_of(name))
     except UnsupportedOpError as error:
         raise AttributeError(str(error)) from error
 

@@ -11,6 +11,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.operators.operator import unregister_operator
 from subgraph.operators.schema import canonical_domain
 
 
@@ -130,6 +131,36 @@ def test_custom_operators_are_functions_too() -> None:
     assert (y.type, y.producer.domain, y.producer.attrs) == (x.type, "test.builder", {"k": 1.5})
     loaded = sg.load(sg.to_onnx(sg.Graph([x], [y])))
     assert loaded.nodes[0].attrs == {"k": 1.5}
+
+
+def test_names_in_several_domains() -> None:
+    """Which one was meant depended on the order in which they were registered."""
+    made: list[sg.Operator] = []
+
+    def register(op_type: str, domain: str) -> None:
+        schema = sg.Schema(op_type, domain, inputs=("x",), outputs=("y",))
+        made.append(sg.Operator(schema, lambda node, inputs: inputs, None))
+        sg.Core().add_extension(made[-1])
+
+    x = sg.input("x", (2,))
+    try:
+        register("TestHomonym", "test.b")
+        assert ops.TestHomonym(x).producer.domain == "test.b"
+        register("TestHomonym", "test.a")
+        calls = (
+            r"ops.operator\('TestHomonym', 'test.a'\) or ops.operator\('TestHomonym', 'test.b'\)"
+        )
+        with pytest.raises(AttributeError, match=f"is in 2 domains: write {calls}"):
+            _ = ops.TestHomonym
+        assert ops.operator("TestHomonym", "test.a")(x).producer.domain == "test.a"
+        register("Relu", "test.a")
+        assert ops.Relu(x).producer.domain == "", "the standard's"
+        register("BiasGelu", "test.a")
+        with pytest.raises(AttributeError, match=r"'com.microsoft'\) or .*'test.a'"):
+            _ = ops.BiasGelu
+    finally:
+        for operator in made:
+            unregister_operator(operator)
 
 
 @pytest.mark.parametrize(
