@@ -56,6 +56,7 @@ from subgraph.operators.operator import (
 )
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.settings import current_name
+from subgraph.system.environment import check_variables
 from subgraph.system.forking import free_in_child
 from subgraph.system.gc_control import paused_gc
 from subgraph.system.registry import defined_at, nearest
@@ -327,9 +328,11 @@ class Core:
 
         Raises:
             DeviceError: no such device; or a list of devices after one that takes none.
+            ConfigError: an environment variable is not valid.
         """
         if not isinstance(device_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeviceError(f"a device is named by a string, such as 'CPU'; got {device_name!r}")
+        check_variables()
         name, colon, rest = device_name.partition(":")
         device = self.device(name.strip())
         if not colon:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
@@ -11,9 +10,9 @@ from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType, numpy_dtype
+from subgraph.system.environment import BACKENDS
 
 Model = Graph | str | PathLike[str] | bytes | Any
-BACKEND_VARIABLE = "SUBGRAPH_BACKEND"
 
 
 def read_model(model: Model) -> Graph:
@@ -57,17 +56,17 @@ def prepared_graph(
             graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
     if is_nested(graph):
         graph = apply_pass(graph, "LoopInvariants")
-    names = [name.strip() for name in os.environ.get(BACKEND_VARIABLE, "").split(",")]
-    return _partitioned(graph, names) if any(names) else graph
+    names = BACKENDS.value()
+    return _partitioned(graph, names) if names else graph
 
 
 def _partitioned(graph: Graph, names: list[str]) -> Graph:
     from subgraph.partition.property import optimize_for
 
     try:
-        return optimize_for(graph, [name for name in names if name])
+        return optimize_for(graph, names)
     except PartitionError as error:
-        error.add_note(f"the environment variable {BACKEND_VARIABLE} asks for {', '.join(names)}")
+        error.add_note(f"the environment variable {BACKENDS.name} asks for {', '.join(names)}")
         raise
 
 

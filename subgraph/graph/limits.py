@@ -24,8 +24,8 @@ from subgraph.errors import ConfigError, LimitError
 from subgraph.graph.symbolic import plain
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.system.control_groups import group_files
+from subgraph.system.environment import Variable
 
-VARIABLE = "SUBGRAPH_MEMORY_LIMIT"
 # Nodes that the expansion of functions may add. The functions of the benchmarks' models expand to
 # some thousands at most.
 NODES = 1 << 18
@@ -61,6 +61,9 @@ class _State(threading.local):
 _state = _State()
 
 
+_BYTES = "a positive number of bytes such as '8G', '512M' or '1073741824'"
+
+
 def parse_bytes(text: str, where: str) -> int:
     """Return the number of bytes of a text such as "512M" or "1.5 GiB"; 0 for "".
 
@@ -76,11 +79,11 @@ def parse_bytes(text: str, where: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     count = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
     if count <= 0:
-        raise ConfigError(
-            f"{where} is {text!r}; it takes a positive number of bytes such as '8G', '512M' or "
-            "'1073741824'"
-        )
+        raise ConfigError(f"{where} is {text!r}; it takes {_BYTES}")
     return count
+
+
+MEMORY_LIMIT = Variable("SUBGRAPH_MEMORY_LIMIT", 0, lambda text: parse_bytes(text, "it"), _BYTES)
 
 
 @contextmanager
@@ -177,12 +180,7 @@ def memory_limit() -> int:
 
     Weights that are mapped from a file do not count.
     """
-    return _state.memory or _of_environment(os.environ.get(VARIABLE, ""))
-
-
-@cache
-def _of_environment(text: str) -> int:
-    return parse_bytes(text, f"environment variable {VARIABLE}") or machine_memory() // 2
+    return _state.memory or MEMORY_LIMIT.value() or machine_memory() // 2
 
 
 def check_memory(wanted: float, what: str) -> None:
@@ -215,7 +213,7 @@ def check_memory(wanted: float, what: str) -> None:
 def _exceeded(what: str) -> LimitError:
     return LimitError(
         f"{what}; the budget is {_shown(memory_limit())}, by default half of the memory: set "
-        f"MEMORY_LIMIT or {VARIABLE} if the model can be trusted"
+        f"MEMORY_LIMIT or {MEMORY_LIMIT.name} if the model can be trusted"
     )
 
 

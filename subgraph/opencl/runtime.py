@@ -23,8 +23,8 @@ import attrs
 
 from subgraph.errors import DeviceError
 from subgraph.graph.limits import check_time
+from subgraph.system.environment import base_folder, user_folder
 from subgraph.system.exiting import uninterruptedly
-from subgraph.system.folders import base_folder, user_folder
 from subgraph.system.forking import free_in_child
 from subgraph.system.trusted_files import UntrustedFileError, check_folder, make_folder
 

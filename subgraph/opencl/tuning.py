@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from subgraph.opencl.runtime import Runtime
-from subgraph.system.folders import base_folder
+from subgraph.system.environment import base_folder
 from subgraph.system.trusted_files import read_trusted, write_trusted
 
 TILES = (128, 64, 32)

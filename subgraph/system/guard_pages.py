@@ -22,7 +22,7 @@ from weakref import ref
 
 import numpy as np
 
-from subgraph.errors import ConfigError
+from subgraph.system.environment import GUARD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,19 +32,7 @@ PAGE: Final = mmap.PAGESIZE  # bytes
 _SUPPORTED: Final = hasattr(mmap, "MAP_ANONYMOUS")  # without it areas have no guard pages
 _NONE, _READ, _READ_WRITE = 0, 1, 3  # PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE
 _UNWRITTEN = 0xFF  # each byte of a new area: as floats NaN, as signed integers -1
-_MODES = {"": "", "0": "", "1": "end", "end": "end", "begin": "begin"}
-
-
-def _mode_from_environment() -> str:
-    text = os.environ.get("SUBGRAPH_GUARD", "").strip().lower()
-    if text not in _MODES:
-        raise ConfigError(
-            f"SUBGRAPH_GUARD={text!r} is no mode; use end (or 1), begin, or 0 for none"
-        )
-    return _MODES[text]
-
-
-MODE: str = _mode_from_environment()  # "end", "begin", or empty: no guard pages
+MODE: str = GUARD.value()  # "end", "begin", or empty: no guard pages
 
 
 class Anonymous(mmap.mmap):

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from subgraph.dtypes import item_bytes
 from subgraph.errors import ConfigError
 from subgraph.system.control_groups import group_files
+from subgraph.system.environment import ISA
 from subgraph.system.processor import processor
 from subgraph.system.tile_registers import permit_tile_registers
 
@@ -265,8 +266,7 @@ def isa() -> Isa:
     """Return the target's instruction set: `set_target`, ``SUBGRAPH_ISA`` or the host's widest."""
     if _target is not None:
         return _target[0]
-    wanted = os.environ.get("SUBGRAPH_ISA", "").strip().lower()
-    return isa_named(wanted or _widest())
+    return isa_named(ISA.value() or _widest())
 
 
 # Properties of the target's instruction set. A new instruction set is a row of `_LEVELS` (and of

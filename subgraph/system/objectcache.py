@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from subgraph.system import pruning
-from subgraph.system.folders import cache_folder as cache_folder
+from subgraph.system.environment import cache_folder as cache_folder
 from subgraph.system.trusted_files import (
     UntrustedFileError,
     check_folder,

@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import struct
 import zlib
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from subgraph.system.environment import PREBUILT
 from subgraph.system.trusted_files import (
     UntrustedFileError,
     check_folder,
@@ -37,18 +35,7 @@ _warned: set[str] = set()
 
 def folder() -> Path | None:
     """Return the folder of the files: ``SUBGRAPH_PREBUILT`` ("": None), else the package's."""
-    chosen = os.environ.get("SUBGRAPH_PREBUILT")
-    if chosen is not None:
-        return Path(chosen) if chosen.strip() else None
-    return package_folder()
-
-
-@cache
-def package_folder() -> Path:
-    """Return the folder of prebuilt files in the package."""
-    spec = find_spec("subgraph")
-    assert spec is not None, "this is a part of it"
-    return Path((spec.submodule_search_locations or ["."])[0]) / "prebuilt"
+    return PREBUILT.value()
 
 
 def write_raw(path: Path, table: bytes, body: bytes) -> None:

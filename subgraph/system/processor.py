@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from subgraph.system.folders import cache_folder
+from subgraph.system.environment import cache_folder
 from subgraph.system.trusted_files import read_trusted, write_trusted
 
 # Keys of /proc/cpuinfo whose values differ between cores or change over time.

@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from subgraph.errors import ConfigError
+from subgraph.system.environment import CACHE_MEGABYTES
 from subgraph.system.forking import free_in_child
 
 _LOG = logging.getLogger("subgraph.engine")
-_DEFAULT_MB = 512  # default of the limit, megabytes of 10**6 bytes (estimate)
 _DAY = 86400.0  # seconds
 _FRESH = 60.0  # seconds; younger entries are not removed (estimate)
 # Seconds; older temporary files belong to processes that died (estimate).
@@ -30,16 +29,12 @@ _lock = free_in_child(threading.Lock())
 
 
 def limit() -> int:
-    """Return the limit of a folder in bytes, from ``SUBGRAPH_CACHE_MB`` (512); 0: no limit.
+    """Return the limit of a folder in bytes, from ``SUBGRAPH_CACHE_MB``; 0: no limit.
 
     Raises:
         ConfigError: the variable is not a number.
     """
-    text = os.environ.get("SUBGRAPH_CACHE_MB", "").strip() or str(_DEFAULT_MB)
-    try:
-        return max(0, int(float(text) * 1e6))
-    except (ValueError, OverflowError):
-        raise ConfigError(f"SUBGRAPH_CACHE_MB={text!r} is no number of megabytes") from None
+    return int(CACHE_MEGABYTES.value() * 1e6)
 
 
 def record_use(path: Path) -> None:

@@ -59,7 +59,7 @@ def _key() -> bytes:
 
 def _key_folder() -> Path:
     """Return the base folder, or the user's own cache folder if that belongs to another user."""
-    from subgraph.system.folders import base_folder, user_folder
+    from subgraph.system.environment import base_folder, user_folder
 
     folder = base_folder()
     try:

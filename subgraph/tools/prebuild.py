@@ -32,6 +32,7 @@ from subgraph.engine.toolchain.keys import source_digest
 from subgraph.operators import schema_cache
 from subgraph.operators.subgraph_op import SubgraphOp
 from subgraph.system import host, prebuilt_files
+from subgraph.system.environment import PACKAGE_PREBUILT
 from subgraph.system.objectcache import ObjectCode
 from subgraph.tools.warmup import prepared_graphs
 
@@ -173,7 +174,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     """Build the files, print their sizes, and exit with an error if they exceed `_LIMIT`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", type=Path, help="models beside the usual families")
-    default = prebuilt_files.package_folder()
+    default = PACKAGE_PREBUILT
     parser.add_argument("--output", type=Path, default=default, help=f"folder ({default})")
     names = [level.name for level in LEVELS]
     parser.add_argument("--level", action="append", choices=names, help="default: all")

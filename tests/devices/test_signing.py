@@ -522,7 +522,7 @@ def test_each_user_of_a_shared_folder_has_a_key(monkeypatch: pytest.MonkeyPatch)
         home.mkdir()
         os.chown(home, NOBODY, NOBODY)
         monkeypatch.setenv("SUBGRAPH_CACHE_DIR", name)
-        monkeypatch.setattr("subgraph.system.folders.user_folder", lambda: home / "cache")
+        monkeypatch.setattr("subgraph.system.environment.user_folder", lambda: home / "cache")
         forget_key()
         try:
             of_root = signing.signature(b"x")

@@ -145,7 +145,7 @@ def _many_constants(count: int, elements: int) -> bytes:
 def test_values_that_fit_alone_and_not_together_are_refused(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(limits.VARIABLE, "64M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "64M")
     model = sg.compile_model(_many_constants(8, 4 << 20), device)  # 16 MiB each
     with peak_below(100 << 20), pytest.raises(sg.LimitError, match="budget is 64"):
         model()
@@ -156,13 +156,13 @@ def test_whoever_goes_on_after_a_refusal_is_refused_again(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values below 1/16 of the budget were counted anew only after as many bytes as before."""
-    monkeypatch.setenv(limits.VARIABLE, "64M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "64M")
     with peak_below(100 << 20), pytest.raises(sg.LimitError, match="budget is 64"):
         sg.compile_model(_many_constants(300, 1 << 18), device)()  # 1 MiB each
 
 
 def test_constants_of_a_plan_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(limits.VARIABLE, "64M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "64M")
     monkeypatch.setattr(plan, "_MAX_ALL_FOLDED_BYTES", 8 << 20)
     with peak_below(20 << 20), pytest.raises(sg.LimitError, match="live at the same time"):
         sg.compile_model(_many_constants(100, 1 << 18), "CPU")()
@@ -170,7 +170,7 @@ def test_constants_of_a_plan_are_limited_together(monkeypatch: pytest.MonkeyPatc
 
 def test_a_region_counts_what_the_regions_before_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each region's plan fitted alone, and half of the values were made before it was refused."""
-    monkeypatch.setenv(limits.VARIABLE, "64M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "64M")
     count = 3 << 18  # 3 MiB; y has 24, z 48
     graph = sg.load(
         model_bytes(
@@ -234,7 +234,7 @@ def _table_graph(op_type: str, size: int) -> sg.Graph:
 @pytest.mark.parametrize("op_type", ["Resize nearest", "Resize linear", "Pad", "AffineGrid"])
 def test_tables_of_kernels_count(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result of 24 MiB fitted into a budget of 64; the table took 40 times its elements."""
-    monkeypatch.setenv(limits.VARIABLE, "64M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "64M")
     graph = _table_graph(op_type, 3 << 20 if op_type == "AffineGrid" else 24 << 20)
     x: Any = np.ones(4, np.uint8)
     if op_type == "AffineGrid":
@@ -248,7 +248,7 @@ def test_tables_of_kernels_count(op_type: str, monkeypatch: pytest.MonkeyPatch) 
 def test_values_that_die_in_between_do_not_count(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(limits.VARIABLE, "64M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "64M")
     x = sg.input("x", ("N",))
     y = x
     for _ in range(16):
@@ -259,7 +259,7 @@ def test_values_that_die_in_between_do_not_count(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_sequence_that_grows_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(limits.VARIABLE, "16M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "16M")
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go"], ["on"]),
@@ -294,7 +294,7 @@ def test_a_sequence_that_grows_is_refused(device: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_text_that_doubles_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(limits.VARIABLE, "16M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "16M")
     names = [f"v{k}" for k in range(41)]
     nodes = [helper.make_node("StringConcat", [a, a], [b]) for a, b in itertools.pairwise(names)]
     text = TensorProto.STRING
@@ -317,7 +317,7 @@ def test_one_long_text_among_many_short_ones_takes_the_memory_of_its_own() -> No
 
 
 def test_many_texts_beside_one_of_many_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(limits.VARIABLE, "256M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "256M")
     x = sg.input("x", ("N",), "string")
     model = sg.compile_model(sg.Graph([x], list(sg.ops.StringSplit(x))), "REFERENCE")
     assert model(np.array(["a b", "c"], dtype=object))[0].tolist() == [["a", "b"], ["c", ""]]
@@ -341,19 +341,19 @@ def test_a_model_does_not_set_the_locale_of_the_process() -> None:
     [("1000", 1000), ("2K", 2048), ("1.5m", 3 << 19), ("8G", 8 << 30), (" 1 TiB ", 1 << 40)],
 )
 def test_a_budget_has_a_unit(text: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(limits.VARIABLE, text)
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, text)
     assert limits.memory_limit() == count
 
 
 @pytest.mark.parametrize("text", ["a lot", "-1", "0", "8X", "nan", "1e9", "8 G G", "0.1"])
 def test_a_budget_that_is_no_size_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(limits.VARIABLE, text)
-    with pytest.raises(sg.ConfigError, match=limits.VARIABLE):
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, text)
+    with pytest.raises(sg.ConfigError, match=limits.MEMORY_LIMIT.name):
         limits.memory_limit()
 
 
 def test_by_default_half_of_the_memory_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(limits.VARIABLE, raising=False)
+    monkeypatch.delenv(limits.MEMORY_LIMIT.name, raising=False)
     assert limits.memory_limit() == limits.machine_memory() // 2
 
 
@@ -545,7 +545,7 @@ def test_a_file_does_not_set_the_budgets_of_who_imports_it() -> None:
 def test_a_list_of_dimensions_that_doubles_is_refused(
     op_type: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(limits.VARIABLE, "64M")
+    monkeypatch.setenv(limits.MEMORY_LIMIT.name, "64M")
     nodes = [helper.make_node("Concat", [f"s{k}"] * 2, [f"s{k + 1}"], axis=0) for k in range(40)]
     given = {"ConstantOfShape": ["s40"], "Slice": ["x", "s40", "s40"]}.get(op_type, ["x", "s40"])
     content = model_bytes(

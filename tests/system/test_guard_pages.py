@@ -13,6 +13,7 @@ import pytest
 
 from subgraph.errors import ConfigError
 from subgraph.system import guard_pages
+from subgraph.system.environment import GUARD
 
 ROOT = Path(__file__).parents[2]
 MODES = ("end", "begin")
@@ -160,7 +161,7 @@ def test_areas_end_or_begin_at_a_page(mode: str, monkeypatch: pytest.MonkeyPatch
 def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBGRAPH_GUARD", "middle")
     with pytest.raises(ConfigError, match="SUBGRAPH_GUARD='middle'"):
-        guard_pages._mode_from_environment()  # pyright: ignore[reportPrivateUsage]
+        GUARD.value()
 
 
 # Every operator, loops, and packed weights; `make check-guard` runs all tests.

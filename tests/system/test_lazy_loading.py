@@ -20,7 +20,7 @@ from subgraph.engine.planner.lowering import LOWERINGS
 from subgraph.operators import schema, schema_cache
 from subgraph.operators.operator import OPERATORS
 from subgraph.operators.protobuf import tensor_from_proto
-from subgraph.system.folders import cache_folder
+from subgraph.system.environment import cache_folder
 from subgraph.system.registry import Files, Registry
 from subgraph.transform.pass_manager import PASSES
 

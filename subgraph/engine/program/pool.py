@@ -28,6 +28,7 @@ from subgraph.engine.program import abi
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import ConfigError
 from subgraph.system import host
+from subgraph.system.environment import SPIN_MICROSECONDS
 from subgraph.system.forking import free_in_child
 from subgraph.weights.parallel import start_threads
 
@@ -81,15 +82,6 @@ def _pauses_per_microsecond() -> float:
         call(spin, _TIMED_PAUSES, 0, 0, 0)
         best = min(best, time.perf_counter() - start)
     return _TIMED_PAUSES / (1e6 * max(best, 1e-9))
-
-
-def _spin_microseconds() -> float:
-    """Return how long a helper spins before it sleeps: SUBGRAPH_SPIN_US, else 50 microseconds."""
-    text = os.environ.get("SUBGRAPH_SPIN_US", "50")
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        raise ConfigError(f"SUBGRAPH_SPIN_US={text!r} is no number of microseconds") from None
 
 
 class _State:
@@ -220,7 +212,7 @@ def _reset(state: _State) -> None:
     """Set the words that stay the same while a pool's helpers run."""
     cores = host.core_count()
     # With more threads than cores a helper that spins takes the core that the caller needs.
-    microseconds = _spin_microseconds() if state.size <= cores else 1.0
+    microseconds = SPIN_MICROSECONDS.value() if state.size <= cores else 1.0
     state.put(abi.POOL_SIZE, state.size)
     state.put(abi.POOL_SPINS, int(microseconds * _pauses_per_microsecond()))
 

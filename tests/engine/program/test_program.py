@@ -361,13 +361,6 @@ def test_pool_sizes(size: int) -> None:
         Pool(size)
 
 
-@pytest.mark.plain_memory
-def test_a_bad_spin_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SUBGRAPH_SPIN_US", "long")
-    with pytest.raises(ConfigError, match="SUBGRAPH_SPIN_US='long'"):
-        Pool(2).start()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_helpers_of_its_own(pool: Pool) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from subgraph.system import prebuilt_files
+from subgraph.system.environment import PACKAGE_PREBUILT
 
-ROOT = prebuilt_files.package_folder().parents[1]
+ROOT = PACKAGE_PREBUILT.parents[1]
 EXPORT = """
 import sys
 import numpy as np

@@ -20,10 +20,11 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import source_digest
 from subgraph.engine.toolchain.loader import KernelError
 from subgraph.system import host, prebuilt_files
+from subgraph.system.environment import PACKAGE_PREBUILT
 from subgraph.system.objectcache import ObjectCode
 from subgraph.tools import prebuild
 
-ROOT = prebuilt_files.package_folder().parents[1]
+ROOT = PACKAGE_PREBUILT.parents[1]
 LEVEL = {level.name: level for level in LEVELS}
 MODULE = """
 from subgraph.engine.codegen.simd import ld_i64, st_i64
