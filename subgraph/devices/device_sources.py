@@ -89,6 +89,8 @@ def unknown_device(name: str, known: Iterable[str]) -> DeviceError:
     """
     if name.partition(".")[0].upper() in _OPENCL_NAMES:
         hint = "graphics processors are reached by OPENCL: pip install 'subgraph-ml[opencl]'"
+    elif "," in name:
+        hint = f"a list of devices follows a device that uses several: 'HETERO:{name}'"
     else:
         hint = nearest(name, known)
     return DeviceError(f"no device named {name!r}; {hint}")

@@ -67,7 +67,7 @@ class VirtualDevice(Device):
         """Return the devices of the option ``DEVICE_PRIORITIES``; if unset, all that can start."""
         names = str(self.get_property("DEVICE_PRIORITIES"))
         core = self.known_core
-        chosen = device_names(names, self.name) if names.strip(" ,") else core.available_devices
+        chosen = device_names(names, self.name) if names.strip() else core.available_devices
         return [self.peer(name) for name in chosen]
 
     def _max_requests(self) -> list[int]:
@@ -93,11 +93,11 @@ class VirtualDevice(Device):
             ConfigError: it is virtual.
             DeviceError: there is no such device, or it cannot start.
         """
-        device = self.known_core.device(name)
         # HETERO of HETERO would have two lists of priorities and no rule which one decides.
+        device = self.known_core.device(name.partition(":")[0])
         if device.is_virtual:
             raise ConfigError(f"{self.name} cannot run {name!r}, which is a list of devices itself")
-        return device
+        return self.known_core.device(name)
 
 
 class VirtualModel(CompiledModel):
@@ -130,19 +130,25 @@ class VirtualModel(CompiledModel):
 
 
 def device_names(priorities: str, device: str) -> list[str]:
-    """Return the device names of a list "A,B", each once.
+    """Return the device names of a list "A,B".
 
     Args:
         priorities: The list.
         device: Name of the virtual device, for the message.
 
     Raises:
-        ConfigError: the list is empty.
+        ConfigError: the list is empty, has an empty item, or has a device twice.
     """
-    names = [name.strip() for name in priorities.split(",") if name.strip()]
-    if not names:
+    if not priorities.strip():
         raise ConfigError(f"{device} needs devices: '{device}:A,B' or DEVICE_PRIORITIES='A,B'")
-    return list(dict.fromkeys(names))
+    names = [name.strip() for name in priorities.split(",")]
+    listed = list(dict.fromkeys(filter(None, names)))
+    if names != listed:
+        twice = next((name for name in listed if names.count(name) > 1), None)
+        wrong = "an item is empty" if twice is None else f"{twice!r} is there twice"
+        advice = f"; write '{device}:{','.join(listed)}'" if listed else ""
+        raise ConfigError(f"{device} cannot use the list {priorities!r}: {wrong}{advice}")
+    return names
 
 
 def split_config(

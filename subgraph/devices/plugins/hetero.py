@@ -263,7 +263,7 @@ class HeteroDevice(VirtualDevice):
         moved = transfers(cut, homes)
         return CompiledModel(
             cut,
-            device=f"{self.name}:{options.DEVICE_PRIORITIES}",
+            device=f"{self.name}:{','.join(device.name for device in listed.devices)}",
             options=options,
             requests=len(set(homes.values())),
             metrics={

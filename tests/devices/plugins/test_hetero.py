@@ -127,11 +127,20 @@ def test_options_reach_the_devices(devices: Any) -> None:
     for name, message in (
         ("HETERO", "needs devices"),
         ("HETERO:A,MULTI", "is a list of devices itself"),
+        ("HETERO:HETERO:A", "cannot run 'HETERO:A', which is a list of devices itself"),
+        ("HETERO:A,,B", "list 'A,,B': an item is empty; write 'HETERO:A,B'"),
+        ("HETERO:A,", "list 'A,': an item is empty; write 'HETERO:A'"),
+        ("HETERO:,", "list ',': an item is empty"),
+        ("MULTI:A,B,A", "'A' is there twice; write 'MULTI:A,B'"),
+        ("AUTO:A,A", "'A' is there twice; write 'AUTO:A'"),
     ):
         with pytest.raises(sg.ConfigError, match=message):
             core.compile_model(seven(), name)
     with pytest.raises(sg.DeviceError, match="no device named 'C'"):
         core.compile_model(seven(), "HETERO:A,C")
+    with pytest.raises(sg.DeviceError, match="no device named 'A,B'; .* 'HETERO:A,B'"):
+        core.compile_model(seven(), "A,B")
+    assert core.compile_model(seven(), "HETERO: A , B ").device == "HETERO:A,B"
 
 
 def test_bodies_are_cut_too(devices: Any) -> None:
