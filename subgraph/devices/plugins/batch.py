@@ -28,7 +28,7 @@ from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_mode
 from subgraph.devices.placement.profiles import sample_inputs
 from subgraph.devices.virtual import VirtualDevice, VirtualModel
 from subgraph.dtypes import DTYPES
-from subgraph.errors import ConfigError, DeviceError
+from subgraph.errors import ConfigError, DeviceError, ShapeError, message_of
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.result_arrays import is_array
@@ -95,16 +95,14 @@ class BatchDevice(VirtualDevice):
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Compile the model for batches of any size.
 
-        Raises:
-            DeviceError: the model has no batch: an input or output has no first dimension that
-                follows from it.
-            ShapeError: the model holds its batch size as a constant that cannot be replaced.
+        Requests of a model without a batch run one by one, which is logged: an input or output has
+        no first dimension that is a batch, or a constant that holds its size cannot be replaced.
         """
         listed = self.configured(config)
         (device,) = listed.devices
-        flexible = _with_batch(graph)
+        flexible, obstacle = _with_batch(graph)
         model = self.known_core.compile_model(flexible, device.name, listed.config_of(device))
-        return BatchModel(flexible, model, listed.options)
+        return BatchModel(flexible, model, listed.options, obstacle)
 
     def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
         """Import the device's model.
@@ -118,7 +116,7 @@ class BatchDevice(VirtualDevice):
         (device,) = listed.devices
         options = {**(listed.config_of(device) or {}), ALLOW_RECOMPILE: config[ALLOW_RECOMPILE]}
         model = import_model(device, next(iter(parts.values())), options)
-        return BatchModel(model.graph, model, listed.options)
+        return BatchModel(model.graph, model, listed.options, _no_batch(model.graph))
 
     def request_range(self) -> tuple[int, int, int]:
         """Return the range up to two of the largest measured batches."""
@@ -140,24 +138,29 @@ def _device_and_size(text: str) -> tuple[str, int]:
     return found[1], int(found[2] or 0)
 
 
-def _with_batch(graph: Graph) -> Graph:
-    """Return the graph with a first dimension of any size of all inputs and outputs."""
-    for value in graph.inputs:
-        shape = value.type.shape if isinstance(value.type, TensorType) else None
-        if not shape and value.parameter is None:
-            raise DeviceError(
-                f"BATCH cannot join requests of {graph.name!r}: input {value.name!r} is "
-                f"{value.type or 'unknown'}, which has no batch dimension"
-            )
-    flexible = reshape(graph, batch=_BATCH)
-    for value in flexible.outputs:
+def _with_batch(graph: Graph) -> tuple[Graph, str]:
+    """Return a graph with a first dimension of any size of all inputs and outputs.
+
+    Returns:
+        The graph, and ""; or the graph as it is, and why it has no such form.
+    """
+    try:
+        flexible = reshape(graph, batch=_BATCH)
+    except ShapeError as error:  # it holds its batch size as a constant that cannot be replaced
+        return graph, message_of(error)
+    reason = _no_batch(flexible)
+    return (graph if reason else flexible), reason
+
+
+def _no_batch(graph: Graph) -> str:
+    """Return why requests of a graph of `_with_batch` cannot be joined; "" if they can."""
+    inputs = [(value, "input") for value in graph.inputs if value.parameter is None]
+    for value, kind in (*inputs, *((value, "output") for value in graph.outputs)):
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         if not shape or shape[0] != _BATCH:
-            raise DeviceError(
-                f"BATCH cannot join requests of {graph.name!r}: output {value.name!r} is "
-                f"{value.type or 'unknown'}, whose first dimension is not the inputs'"
-            )
-    return flexible
+            shown = value.type or "unknown"
+            return f"{kind} {value.name!r} is {shown}, whose first dimension is no batch"
+    return ""
 
 
 def _best_sizes(graph: Graph, model: CompiledModel) -> tuple[int, int]:
@@ -202,15 +205,19 @@ class BatchModel(VirtualModel):
         model: The device's model.
     """
 
-    def __init__(self, graph: Graph, model: CompiledModel, options: BatchOptions) -> None:
+    def __init__(
+        self, graph: Graph, model: CompiledModel, options: BatchOptions, obstacle: str
+    ) -> None:
         """Join the requests of a model, in batches of the stated size or of the best one.
 
         Args:
             graph: The graph, whose inputs and outputs have a batch dimension of any size.
             model: The device's model of it.
             options: Options of BATCH.
+            obstacle: Why its requests run one by one; "": they are joined.
         """
         _, stated = _device_and_size(options.DEVICE_PRIORITIES)
+        stated = 1 if obstacle else stated
         size, part = (stated, stated) if stated else _best_sizes(graph, model)
         super().__init__(
             graph.clone(),
@@ -221,11 +228,13 @@ class BatchModel(VirtualModel):
             source=graph,
         )
         self.model = model
-        dependence = row_dependence(graph)
-        if dependence:
+        if obstacle:
+            _log.warning("BATCH runs requests of %r one by one: %s", graph.name, obstacle)
+        dependence = obstacle or row_dependence(graph)
+        if dependence and not obstacle:
             _log.info("BATCH compares rows of %r once, since %s", graph.name, dependence)
         self._batches = _Batches(
-            model, size, part, options.AUTO_BATCH_TIMEOUT / 1e3, not dependence
+            model, size, part, options.AUTO_BATCH_TIMEOUT / 1e3, not dependence, bool(obstacle)
         )
         self._has_states = bool(model.create_runner(Cancel()).states())
 
@@ -287,7 +296,13 @@ class _Batches:
     """
 
     def __init__(
-        self, model: CompiledModel, size: int, part: int, timeout: float, independent: bool
+        self,
+        model: CompiledModel,
+        size: int,
+        part: int,
+        timeout: float,
+        independent: bool,
+        whole: bool,
     ) -> None:
         """Prepare to run batches.
 
@@ -298,13 +313,14 @@ class _Batches:
             timeout: Seconds that a run waits for others though the device is free.
             independent: Whether rows are proved to be independent; if not, the first batch is
                 compared with runs of its requests.
+            whole: Whether requests are neither joined nor divided.
         """
         self._model = model
         self._size = size
         self._part = part
         self._timeout = timeout
         self._is_checked = independent  # whether rows are known to be independent
-        self._is_whole = False  # whether they are known not to be
+        self._is_whole = whole  # whether they are known not to be
         self._lock = free_in_child(threading.Lock())
         self._begin()
 

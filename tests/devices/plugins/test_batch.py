@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -364,13 +365,39 @@ def test_devices_that_it_does_not_take(device: str, error: type[Exception], text
         sg.compile_model(product(), device)
 
 
-def test_models_without_a_batch() -> None:
-    x, k = sg.input("x", shape=(1, 4)), sg.input("k", shape=())
-    with pytest.raises(sg.DeviceError, match=r"input 'k' is float32\[\], which has no batch"):
-        sg.compile_model(sg.Graph([x, k], [ops.Mul(x, k)]), "BATCH:CPU(2)")
-    total = sg.Graph([x], [ops.ReduceSum(x, keepdims=0)])
-    with pytest.raises(sg.DeviceError, match="first dimension is not the inputs'"):
-        sg.compile_model(total, "BATCH:CPU(2)")
+def test_models_without_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """Their requests run one by one, as OpenVINO's BATCH runs them."""
+    x, k = sg.input("x", shape=(3, 4)), sg.input("k", shape=())
+    fixed = ops.Add(ops.MatMul(np.ones((3, 3), np.float32), x), np.ones((3, 4), np.float32))
+    arrays = {"x": np.ones((3, 4), np.float32), "k": np.float32(2)}
+    for inputs, output, why in (
+        ([x, k], ops.Mul(x, k), r"input 'k' is float32\[\], whose first dimension is no batch"),
+        ([x], ops.ReduceSum(x, keepdims=0), "output .* is float32.*, whose first dimension"),
+        ([x], fixed, r"output .* is float32\[3, 4\], whose first dimension is no batch"),
+        ([], ops.Relu(sg.parameter("w", arrays["x"])), r"output .*, whose first dimension"),
+    ):
+        graph = sg.Graph(inputs, [output], "odd")
+        given = {value.name: arrays[value.name] for value in inputs}
+        expected = sg.compile_model(graph, "REFERENCE")(given)[0]
+        for device in ("BATCH:CPU(2)", "BATCH:CPU"):
+            caplog.clear()
+            model = sg.compile_model(graph, device)
+            assert re.search(f"BATCH runs requests of 'odd' one by one: .*{why}", caplog.text)
+            assert len([r for r in caplog.records if "BATCH" in r.message]) == 1
+            requests = [model.create_infer_request() for _ in range(4)]
+            for request in requests:
+                request.start_async(given)
+            again = pickle.loads(pickle.dumps(model))
+            for found in (*map(result, requests), again(given)[0]):
+                np.testing.assert_allclose(found, expected)
+            assert model.get_property("OPTIMAL_BATCH_SIZE") == 1
+
+
+def test_a_partitioned_model_runs_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    cut = sg.optimize_for(product(), sg.ContainOpSelector({"MatMul"}))
+    model = sg.compile_model(cut, "BATCH:CPU(2)")
+    assert "one by one: graph" in caplog.text
+    np.testing.assert_allclose(model(rows_of(2)[0])[0], rows_of(2)[0] @ W, rtol=1e-5)
 
 
 def test_the_size_is_measured() -> None:

@@ -138,7 +138,7 @@ def test_options_reach_the_devices(devices: Any) -> None:
             core.compile_model(seven(), name)
     with pytest.raises(sg.DeviceError, match="no device named 'C'"):
         core.compile_model(seven(), "HETERO:A,C")
-    with pytest.raises(sg.DeviceError, match="no device named 'A,B'; .* 'HETERO:A,B'"):
+    with pytest.raises(sg.DeviceError, match=r"no device named 'A,B'; .* 'HETERO:A,B'"):
         core.compile_model(seven(), "A,B")
     assert core.compile_model(seven(), "HETERO: A , B ").device == "HETERO:A,B"
 
