@@ -38,18 +38,16 @@ def _domain_of(name: str) -> str:
     Raises:
         UnsupportedOpError: several domains have an operator of that name, and the standard none.
     """
-    from subgraph.operators.schema import CONTRIBUTED, CUSTOM_SCHEMAS, MICROSOFT
+    from subgraph.operators.schema import domains_of
 
     standard = _standard_domains().get(name)
     if standard is not None:
         return standard
-    domains = {domain for domain, op_type in CUSTOM_SCHEMAS if op_type == name}
-    if f"{MICROSOFT}::{name}" in CONTRIBUTED:
-        domains.add(MICROSOFT)
+    domains = domains_of(name)
     if len(domains) > 1:
-        calls = " or ".join(f"ops.operator({name!r}, {domain!r})" for domain in sorted(domains))
+        calls = " or ".join(f"ops.operator({name!r}, {domain!r})" for domain in domains)
         raise UnsupportedOpError(f"operator {name!r} is in {len(domains)} domains: write {calls}")
-    return next(iter(domains), "")
+    return domains[0] if domains else ""
 
 
 def __getattr__(name: str) -> Builder:

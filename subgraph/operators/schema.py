@@ -108,6 +108,15 @@ def known_operators(domain: str = "") -> list[str]:
     return sorted(known)
 
 
+def domains_of(op_type: str) -> list[str]:
+    """Return the domains that have an operator of a name: those of the standard, then others."""
+    standard = [domain for name, domain in standard_operators() if name == op_type]
+    others = {domain for domain, name in CUSTOM_SCHEMAS if name == op_type}
+    if f"{MICROSOFT}::{op_type}" in CONTRIBUTED:
+        others.add(MICROSOFT)
+    return [*standard, *sorted(others - {*standard})]
+
+
 @cache
 def standard_operators() -> tuple[tuple[str, str], ...]:
     """Return (name, domain) of every operator that the onnx package defines, sorted."""

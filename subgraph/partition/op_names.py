@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
-from subgraph.operators.schema import find_schema, known_operators
+from subgraph.operators.schema import domains_of, find_schema, known_operators
 from subgraph.partition.selector import ContainOpSelector
 from subgraph.system.registry import nearest
 
@@ -40,12 +40,18 @@ class OperatorNames:
         present = _operators(self._graph)
         for name in strange:
             if name not in present:
+                same = {key for key in present if key.endswith(f"::{name}")}
+                same.update(f"{domain}::{name}" for domain in domains_of(name))
                 known = {*known_operators(), *present}
+                advice = (
+                    f"write {' or '.join(map(repr, sorted(same)))}, with its domain"
+                    if same
+                    else f"{nearest(name, known)} A custom operator is registered with "
+                    "core.add_extension(...); one of another domain is named 'domain::Name'"
+                )
                 raise PartitionError(
                     f"property {property!r}: {type(selector).__name__} selects operator {name!r}, "
-                    f"which is neither known nor in graph {self._graph.name!r}; "
-                    f"{nearest(name, known)} A custom operator is registered with "
-                    "core.add_extension(...); one of another domain is named 'domain::Name'"
+                    f"which is neither known nor in graph {self._graph.name!r}; {advice}"
                 )
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import attrs
@@ -21,17 +20,20 @@ import numpy as np
 
 import subgraph as sg
 from subgraph.dtypes import DTYPES
-from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import Array, TensorType, dtype_of
+from subgraph.operators.operator import operator_key
 from subgraph.runtime.settings import describe_options
-from subgraph.system.registry import nearest
 from subgraph.tools.cli_accuracy import accuracy
 from subgraph.tools.cli_inputs import (
     assignment,
-    at_least,
     compiled_model,
     input_arrays,
+    listed,
+    path,
+    positive,
+    script,
+    whole,
 )
 from subgraph.tools.cli_measure import bench, profile, warmup
 from subgraph.tools.cli_output import Output, Row, discard_output, op_name, prepare_streams
@@ -272,19 +274,10 @@ def _partitioned(graph: Graph, args: argparse.Namespace) -> Graph:
         graph = graph.clone()
         graph.attrs["subgraph_property"] = args.selector
         return sg.passes.apply_pass(graph, "PartitionGraph", **options)
-    names = {n.op_type for n in graph.nodes} if not args.ops else set(args.ops.split(","))
-    for name in names:
-        _check_operator(name, graph)
+    names = args.ops or [operator_key(node.op_type, node.domain) for node in graph.nodes]
     graph = graph.clone()
     graph.attrs["subgraph_property"] = sg.ContainOpSelector(names)
     return sg.passes.apply_pass(graph, "PartitionGraph", **options)
-
-
-def _check_operator(name: str, graph: Graph) -> None:
-    """Raise PartitionError for a name without domain that is no operator of ONNX or the graph."""
-    known = {*dir(sg.ops), *(node.op_type for node in graph.nodes)}
-    if name not in known and "::" not in name:
-        raise PartitionError(f"--ops: there is no operator {name!r}; {nearest(name, known)}")
 
 
 def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:
@@ -409,6 +402,7 @@ def _parser() -> argparse.ArgumentParser:
             "--import",
             dest="imports",
             action="append",
+            type=script,
             metavar="FILE.py",
             help="run this file first: it may register selectors, properties, devices, operators",
         )
@@ -426,16 +420,16 @@ def _add_model_commands(command: AddCommand) -> None:
     _device(sub)
     _inputs(sub)
     text = "run N times, and print the median time without the first run"
-    sub.add_argument("--repeat", type=at_least(1), default=1, metavar="N", help=text)
-    sub.add_argument("--output", type=Path, metavar="DIR", help="write each result as .npy, or .pb")
+    sub.add_argument("--repeat", type=whole(1), default=1, metavar="N", help=text)
+    sub.add_argument("--output", type=path, metavar="DIR", help="write each result as .npy, or .pb")
 
     sub = command("partition", partition)
     _model(sub)
     _cut(sub)
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the partitioned model")
-    sub.add_argument("--dot", type=Path, metavar="FILE", help="write a Graphviz picture")
+    sub.add_argument("-o", "--output", type=path, metavar="FILE", help="save the partitioned model")
+    sub.add_argument("--dot", type=path, metavar="FILE", help="write a Graphviz picture")
     text = "number of nodes outside of subgraphs to explain (default 20)"
-    sub.add_argument("--reasons", type=at_least(0), default=20, metavar="N", help=text)
+    sub.add_argument("--reasons", type=whole(0), default=20, metavar="N", help=text)
 
     sub = command("explain", explain)
     _model(sub)
@@ -458,11 +452,11 @@ def _add_model_commands(command: AddCommand) -> None:
     sub = command("compile", compile_command)
     _model(sub)
     _device(sub)
-    sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=text)
+    sub.add_argument("-o", "--output", type=path, required=True, metavar="FILE", help=text)
 
     sub = command("reshape", reshape)
     _model(sub)
-    sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=text)
+    sub.add_argument("-o", "--output", type=path, required=True, metavar="FILE", help=text)
     text = "an input's shape (numbers, names, ?), such as x=N,3,224,224, or a name's size, as N=8"
     sub.add_argument(
         "--shape", action="append", default=[], type=assignment, metavar="NAME=DIMS", help=text
@@ -476,11 +470,13 @@ def _add_measuring_commands(command: AddCommand) -> None:
     sub = command("bench", bench)
     _model(sub)
     _inputs(sub)
-    sub.add_argument("--vs", default="", metavar="A,B", help="onnxruntime, openvino, torch")
+    sub.add_argument(
+        "--vs", type=listed, default=[], metavar="A,B", help="onnxruntime, openvino, torch"
+    )
     text = "threads of each runtime (default 1)"
-    sub.add_argument("--threads", type=at_least(1), default=1, metavar="N", help=text)
+    sub.add_argument("--threads", type=whole(1, 1024), default=1, metavar="N", help=text)
     text = "approximate time of each runtime (default 3)"
-    sub.add_argument("--seconds", type=float, default=3, metavar="S", help=text)
+    sub.add_argument("--seconds", type=positive, default=3, metavar="S", help=text)
     text = "of Subgraph's and OpenVINO's products (default float32)"
     sub.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=text)
 
@@ -489,27 +485,27 @@ def _add_measuring_commands(command: AddCommand) -> None:
     _device(sub, "CPU")
     _inputs(sub)
     text = "runs to measure (default 10)"
-    sub.add_argument("--repeat", type=at_least(1), default=10, metavar="N", help=text)
+    sub.add_argument("--repeat", type=whole(1), default=10, metavar="N", help=text)
     text = "steps to show (default 25)"
-    sub.add_argument("--top", type=at_least(1), default=25, metavar="N", help=text)
-    sub.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
+    sub.add_argument("--top", type=whole(1), default=25, metavar="N", help=text)
+    sub.add_argument("--trace", type=path, metavar="FILE", help="write a trace for Perfetto")
     text = "time each region alone on each of these devices, in order of priority, and whole runs"
-    sub.add_argument("--devices", default="", metavar="A,B", help=text)
+    sub.add_argument("--devices", type=listed, default=[], metavar="A,B", help=text)
     text = "write the times, for the option PROFILE of HETERO and AUTO (PLACEMENT=COST)"
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    sub.add_argument("-o", "--output", type=path, metavar="FILE", help=text)
 
     sub = command("accuracy", accuracy)
     _model(sub)
     _inputs(sub)
     _config(sub)
     text = "a quantised model of the same network, compared with this one"
-    sub.add_argument("--quantized", type=Path, metavar="FILE", help=text)
+    sub.add_argument("--quantized", type=path, metavar="FILE", help=text)
     text = "inputs to compare (default 8)"
-    sub.add_argument("--samples", type=at_least(1), default=8, metavar="N", help=text)
+    sub.add_argument("--samples", type=whole(1), default=8, metavar="N", help=text)
 
     sub = command("warmup", warmup)
     text = "models whose kernels to compile (default: small models of every operator family)"
-    sub.add_argument("models", nargs="*", type=Path, help=text)
+    sub.add_argument("models", nargs="*", type=path, help=text)
     text = "the option INFERENCE_PRECISION of the runs to come (default: none)"
     sub.add_argument("--precision", choices=("float32", "bfloat16"), default="", help=text)
 
@@ -527,12 +523,12 @@ def _inputs(sub: Any) -> None:
     sub.add_argument(
         "--dim", action="append", default=[], type=assignment, metavar="NAME=SIZE", help=text
     )
-    sub.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
+    sub.add_argument("--seed", type=whole(0), default=0, help="seed of random inputs (default 0)")
 
 
 def _model(sub: Any, *, exported: bool = False) -> None:
     text = "an .onnx file, or one that `subgraph compile` wrote" if exported else "an .onnx file"
-    sub.add_argument("model", type=Path, help=text)
+    sub.add_argument("model", type=path, help=text)
 
 
 def _device(sub: Any, default: str = "AUTO") -> None:
@@ -554,7 +550,9 @@ def _config(sub: Any) -> None:
 
 def _cut(sub: Any) -> None:
     how = sub.add_mutually_exclusive_group()
-    how.add_argument("--ops", metavar="A,B", help="take these operators (default: all)")
+    how.add_argument(
+        "--ops", type=listed, metavar="A,B", help="take these operators (default: all)"
+    )
     how.add_argument("--selector", metavar="NAME", help="a registered selector")
     how.add_argument("--property", metavar="NAME", help="a registered property")
     sub.add_argument(
@@ -562,7 +560,7 @@ def _cut(sub: Any) -> None:
         choices=("selector", "hetero"),
         help="how regions grow: like MXNet's selectors (default), or largest first like HETERO's",
     )
-    sub.add_argument("--min-size", type=int, metavar="N", help="least nodes of a subgraph")
-    sub.add_argument("--max-subgraphs", type=int, metavar="N", help="make at most N")
+    sub.add_argument("--min-size", type=whole(1), metavar="N", help="least nodes of a subgraph")
+    sub.add_argument("--max-subgraphs", type=whole(0), metavar="N", help="make at most N")
     sub.add_argument("--include", action="append", metavar="NODE", help="select this node")
     sub.add_argument("--exclude", action="append", metavar="NODE", help="do not select this node")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 import subgraph as sg
 from subgraph.dtypes import DTYPES
-from subgraph.errors import ConfigError, MissingInputError, ModelError, ShapeError
+from subgraph.errors import ConfigError, LimitError, MissingInputError, ModelError, ShapeError
 from subgraph.graph.graph import Graph
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.runtime.compiled_model import CompiledModel
@@ -28,21 +29,50 @@ def assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return a converter for arguments that are whole numbers of at least ``least``."""
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return a converter for arguments that are whole numbers from ``least`` to ``most``."""
+    wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
 
-    def whole(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(
-                f"expected a whole number of at least {least}, got {text!r}"
-            )
+    def convert(text: str) -> int:
+        number = int(text) if text.removeprefix("-").isdecimal() else least - 1
+        if number < least or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"expected a whole number {wanted}, got {text!r}")
         return number
 
-    return whole
+    return convert
+
+
+def positive(text: str) -> float:
+    """Return the number of an argument, which must be above 0 and finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:  # not for a NaN either
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number
+
+
+def listed(text: str) -> list[str]:
+    """Return the different names of an argument ``A,B``."""
+    found = [name.strip() for name in text.split(",")]
+    if "" in found:
+        raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
+    return list(dict.fromkeys(found))
+
+
+def path(text: str) -> Path:
+    """Return the path of an argument; pathlib takes an empty one for the present folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"expected a file or folder, got {text!r}")
+    return Path(text)
+
+
+def script(text: str) -> str:
+    """Return the path of a Python file."""
+    if path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a Python file, got the folder {text!r}")
+    return text
 
 
 def compiled_model(args: argparse.Namespace) -> CompiledModel:
@@ -82,7 +112,9 @@ def input_arrays(
 
     Raises:
         MissingInputError: a source has the name of no input.
-        ConfigError: a name in ``dims`` is no symbolic dimension, or its size no whole number.
+        ConfigError: a name in ``dims`` is no symbolic dimension, its size no whole number, or a
+            source is empty.
+        LimitError: a random array has more elements than NumPy allows.
         ModelError: a file cannot be read.
         ShapeError: the array of a file does not fit, or an input's rank is unknown.
     """
@@ -95,10 +127,17 @@ def input_arrays(
     arrays: dict[str, Any] = {}
     for value in inputs:
         source = sources.get(value.name, "random")
+        if not source:
+            raise ConfigError(f"--input {value.name}= needs a .npy or .pb file, or random")
         if source != "random":
             arrays[value.name] = _fitting(read_array(Path(source)), value, source)
         elif value.default is None:
-            arrays[value.name] = _random(value, sizes, rng)
+            try:
+                arrays[value.name] = _random(value, sizes, rng)
+            except (ValueError, OverflowError) as error:  # of NumPy, for sizes above its limits
+                if isinstance(error, ShapeError):
+                    raise
+                raise LimitError(f"input {value.name!r} with sizes {sizes}: {error}") from error
     return arrays
 
 

@@ -7,7 +7,7 @@ import argparse
 import subgraph as sg
 from subgraph.devices.device import DeviceList
 from subgraph.devices.virtual import split_config
-from subgraph.tools.cli_inputs import compiled_model, input_arrays, ports
+from subgraph.tools.cli_inputs import compiled_model, input_arrays, listed, ports
 from subgraph.tools.cli_output import Output, Row
 
 
@@ -16,8 +16,7 @@ def bench(args: argparse.Namespace) -> None:
     from subgraph.tools.bench import check_peers, fastest_peer, measure
 
     out = Output(args)
-    peers = [name for name in args.vs.split(",") if name]
-    check_peers(peers)
+    check_peers(args.vs)
     with out.progress("loading"):
         inputs = ports(sg.load(args.model))
         arrays = input_arrays(inputs, dict(args.input), dict(args.dim), args.seed)
@@ -25,7 +24,7 @@ def bench(args: argparse.Namespace) -> None:
         measured = measure(
             args.model,
             arrays,
-            peers=peers,
+            peers=args.vs,
             threads=args.threads,
             seconds=args.seconds,
             precision=args.precision,
@@ -98,11 +97,11 @@ def _profile_regions(args: argparse.Namespace) -> None:
     core = sg.default_core()
     graph = sg.load(args.model)
     arrays = input_arrays(ports(graph), dict(args.input), dict(args.dim), args.seed)
-    devices = [core.device(name) for name in (args.devices or args.device).split(",")]
+    devices = [core.device(name) for name in args.devices or listed(args.device)]
     config = dict(args.config)
     configs = split_config(config, (), devices, "subgraph profile")
-    listed = DeviceList(devices, configs, None)
-    placement = HeteroPlacement(listed, core.device, MeasuredPlacement("COST", ""))
+    chosen = DeviceList(devices, configs, None)
+    placement = HeteroPlacement(chosen, core.device, MeasuredPlacement("COST", ""))
     with out.progress("measuring"):
         measured = placement.measured(graph, arrays, repeats=args.repeat)
     facts: Row = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import subgraph as sg
-from subgraph.errors import ModelError
+from subgraph.errors import ConfigError, ModelError
 from subgraph.graph.result_arrays import is_array, is_list
 from subgraph.graph.types import Dim
 from subgraph.operators.protobuf import tensor_to_proto
@@ -60,8 +60,18 @@ def _dims(text: str) -> list[Dim]:
 
 
 def _number(text: str) -> int | str:
-    # A negative number is an error of the shape, not a name.
-    return int(text) if text.removeprefix("-").isdecimal() else text
+    """Return a dimension.
+
+    Raises:
+        ConfigError: the text is neither a number that fits 64 bits nor a name.
+    """
+    if text.isdecimal() and len(text) < 19:  # a file has 64 bits
+        return int(text)
+    if not text[:1].isalpha() and not text.startswith("_"):
+        raise ConfigError(
+            f"dimension {text!r} is neither a whole number below 10**18, a name nor ?"
+        )
+    return text
 
 
 def _file_names(names: Sequence[str]) -> list[str]:

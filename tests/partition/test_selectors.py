@@ -280,6 +280,10 @@ def test_names_of_operators_that_a_selector_may_hold() -> None:
     assert regions(graph, "TestOddOne") == 1
     with pytest.raises(sg.PartitionError, match="did you mean 'TestOddOne'"):
         regions(graph, "TestOddTwo")
+    # One of another domain is named with it.
+    for name in ("Adam", "LinearRegressor", "BiasGelu"):
+        with pytest.raises(sg.PartitionError, match=rf"write '[\w.]+::{name}', with its domain"):
+            regions(graph, name)
     # A custom operator may be registered after the selector was made.
     late = sg.ContainOpSelector({"TestLateOne"})
     with pytest.raises(sg.PartitionError, match="'TestLateOne'"):
