@@ -65,7 +65,8 @@ def _number(text: str) -> int | str:
     Raises:
         ConfigError: the text is neither a number that fits 64 bits nor a name.
     """
-    if text.isdecimal() and len(text) < 19:  # a file has 64 bits
+    # A negative number is an error of the shape. A file has 64 bits.
+    if text.removeprefix("-").isdecimal() and len(text) < 19:
         return int(text)
     if not text[:1].isalpha() and not text.startswith("_"):
         raise ConfigError(

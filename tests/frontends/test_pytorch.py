@@ -113,6 +113,23 @@ def test_function(torch: Any, name: str) -> None:
     check(torch, torch.compile(function, backend=sg.torch_backend), function, *args)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_modules(torch: Any, kind: str) -> None:
+    """PyTorch passes them to a backend only if it is told to."""
+    module = getattr(torch.nn, kind)(4, 5, batch_first=True).eval()
+    graphs: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        graphs.append(module)
+        return sg.torch_backend(module, inputs)
+
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(module, backend=backend)
+        for _ in range(2):
+            check(torch, compiled, module, torch.randn(2, 3, 4))
+    assert len(graphs) == 1
+
+
 def test_sizes_that_differ_between_calls(torch: Any) -> None:
     module = small_network(torch)
 

@@ -306,7 +306,6 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str], command: str) -> 
         (["reshape", str(DIGITS), "-o", "x.onnx", "--batch", ""], "dimension '' is neither"),
         (["reshape", str(DIGITS), "-o", "x.onnx", "--batch", "1.5"], "dimension '1.5' is neither"),
         (["reshape", str(DIGITS), "-o", "x.onnx", "--batch", "9" * 19], "is neither"),
-        (["reshape", str(DIGITS), "-o", "x.onnx", "--shape", "image=-1,1,8,8"], "'-1' is neither"),
     ],
 )
 def test_an_error_is_one_line_and_status_1(
