@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from subgraph.operators.subgraph_op import Session
 
 
@@ -27,6 +30,19 @@ class Cancel:
         self.sessions.append(session)
         if self.wanted:
             session.cancel()
+
+    @contextmanager
+    def replaced_sessions(self) -> Generator[None]:
+        """Watch only the sessions that the block opens; after an error those from before it.
+
+        The list alone would keep the memory of sessions that the request has left.
+        """
+        before, self.sessions = self.sessions, []
+        try:
+            yield
+        except BaseException:  # an interrupt, too: the request goes on with its old sessions
+            self.sessions = before
+            raise
 
     def request(self) -> None:
         """End the run before its next step, or before the next inner step of a session."""

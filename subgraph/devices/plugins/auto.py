@@ -265,23 +265,21 @@ class _AutoRunner(Runner):
     def __init__(self, owner: AutoModel, cancel: Cancel) -> None:
         super().__init__(cancel)
         self._owner = owner
-        self._open()
-
-    def _open(self) -> None:
-        self._model = self._owner.current
-        self._runner = self._model.create_runner(self.cancel)
+        self._model = owner.current
+        self._runner = self._model.create_runner(cancel)
 
     def _switch(self) -> None:
         """Continue with the better model, from the states of the first one, if it can be opened."""
-        before, states = self._runner, self._runner.states()
-        sessions, self.cancel.sessions = self.cancel.sessions, []  # so that they are freed
+        model, states = self._owner.current, self._runner.states()
         try:
-            self._open()
-            if states:
-                self._runner.set_states(states)
+            with self.cancel.replaced_sessions():
+                runner = model.create_runner(self.cancel)
+                if states:
+                    runner.set_states(states)
+            self._runner = runner
         except Exception as error:  # of any type: a third party's op opens a session
             _log.warning("a request stays on its first device: %s", message_of(error))
-            self._runner, self.cancel.sessions = before, sessions
+        self._model = model
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         # The request switches between runs, never during one.

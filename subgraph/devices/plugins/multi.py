@@ -384,21 +384,19 @@ class _MultiRunner(Runner):
         failed: list[tuple[CompiledModel, Exception]],
     ) -> Sequence[Any]:
         """Make a run on ``first``, or on the next device that can; not on those that failed."""
-        sessions = self.cancel.sessions
         for model in self._load.candidates(first):
             if any(model is each for each, _ in failed):
                 continue
             try:
                 runner = self._runner
-                if model is not self.model:
-                    # Sessions of the other device would keep its memory; if the run fails there,
-                    # the old list is restored.
-                    self.cancel.sessions = []
-                    runner = model.create_runner(self.cancel)
-                    runner.set_states(self._runner.states())
-                results = self._checked(model, runner, inputs)
+                if model is self.model:
+                    results = self._checked(model, runner, inputs)
+                else:
+                    with self.cancel.replaced_sessions():
+                        runner = model.create_runner(self.cancel)
+                        runner.set_states(self._runner.states())
+                        results = self._checked(model, runner, inputs)
             except Exception as error:
-                self.cancel.sessions = sessions
                 if not self._may_move(error):
                     raise
                 failed.append((model, error))

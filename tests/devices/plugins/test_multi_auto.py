@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -258,6 +258,84 @@ def test_auto_keeps_a_request_on_cpu_for_which_the_other_has_no_memory(
     for _ in range(2):
         np.testing.assert_allclose(request.infer(X)[0], np.tanh(X), rtol=1e-5)
     assert caplog.text.count("a request stays on its first device: ") == 1
+
+
+class Cancelled(Simulated):
+    """A device that notes cancelled sessions, and may be interrupted when it opens one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled = 0
+        self.interrupted = False
+        self.during: Callable[[], None] = lambda: None
+
+    def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+        owner = self
+
+        class Noting(Session):
+            def __call__(self, inputs: Any, outputs: Any = None) -> Any:
+                owner.during()
+                return super().__call__(inputs, outputs)
+
+            def cancel(self) -> None:
+                owner.cancelled += 1
+
+        class Op(sg.DefaultSubgraphOp):
+            def forward(self, inputs: list[Any]) -> list[Any]:
+                if owner.lost:
+                    raise sg.DeviceError("device lost")
+                return list(sg.DefaultSubgraphOp.session(self)(inputs))
+
+            def session(self) -> Session:
+                if owner.interrupted:
+                    raise KeyboardInterrupt
+                return Noting(self)
+
+        return Op(graph)
+
+
+def test_an_interrupted_move_to_another_device_can_still_be_cancelled() -> None:
+    """The request went on with its old sessions, which were no longer cancelled."""
+    core, first, second = sg.Core(), Cancelled(), Cancelled()
+    core.register_device("A", first)
+    core.register_device("B", second)
+    model = core.compile_model(seven(), "MULTI:A,B")
+    request = model.create_infer_request()
+    first.lost = second.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        request.infer(X)
+    first.lost = False
+    first.during = request.cancel
+    with pytest.raises(sg.RequestCancelledError):
+        request.infer(X)
+    assert first.cancelled == 1
+
+
+def test_an_interrupted_switch_of_auto_is_made_by_the_next_run() -> None:
+    core, other, gate = sg.Core(), Cancelled(), threading.Event()
+    first = Cancelled()
+    compiled = other.create_op
+
+    def create_op(graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+        gate.wait(20)
+        return compiled(graph, options)
+
+    other.create_op = create_op  # type: ignore[method-assign]
+    core.unregister_device("CPU")
+    core.register_device("CPU", first)
+    core.register_device("OTHER", other)
+    model: Any = core.compile_model(seven(), "AUTO:OTHER,CPU", {"RUNTIME_FALLBACK": False})
+    request = model.create_infer_request()
+    other.interrupted = True
+    gate.set()
+    assert model.ready.wait(20)
+    with pytest.raises(KeyboardInterrupt):
+        request.infer(X)
+    other.interrupted = False
+    other.during = request.cancel
+    with pytest.raises(sg.RequestCancelledError):
+        request.infer(X)
+    assert (first.cancelled, other.cancelled) == (0, 1)
 
 
 def test_auto_does_without_a_cpu_that_cannot_compile() -> None:
