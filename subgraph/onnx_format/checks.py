@@ -115,6 +115,9 @@ def check_node(proto: NodeProto, schema: Schema, attributes: Mapping[str, Any]) 
         raise ModelError(
             f"{where} has {inputs} inputs; it takes {schema.min_inputs} to {schema.max_inputs}"
         )
+    missing = schema.missing(proto.input)
+    if missing:
+        raise ModelError(f"{where} omits its input {missing!r}, which is not optional")
     if not schema.min_outputs <= outputs <= schema.max_outputs:
         raise ModelError(
             f"{where} has {outputs} outputs; it gives {schema.min_outputs} to {schema.max_outputs}"

@@ -166,6 +166,9 @@ def _inputs(schema: Schema, given: Sequence[Any], attributes: dict[str, Any]) ->
             f"{schema.op_type} takes {shown} input{'s' * (shown != '1')} "
             f"({', '.join(schema.inputs)}), got {len(values)}"
         )
+    missing = schema.missing(value is not None for value in values)
+    if missing:
+        raise ModelError(f"{schema.op_type} needs the input {missing!r}")
     return values
 
 

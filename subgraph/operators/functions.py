@@ -129,6 +129,7 @@ def _contributed_schema(
         inputs=tuple(name for name, _ in inputs),
         outputs=tuple(name for name, _ in outputs),
         min_inputs=_min_count(inputs),
+        optional=frozenset(name for name, mark in inputs if mark == "?"),
         max_inputs=_MANY if inputs[-1][1] == "*" else len(inputs),
         min_outputs=_min_count(outputs),
         max_outputs=len(outputs),

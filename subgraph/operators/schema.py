@@ -157,8 +157,8 @@ def describe(schema: Schema) -> str:
     """Return an operator's signature and, for one of ONNX, the standard's description."""
     import onnx.defs
 
-    call = list(schema.inputs[: schema.min_inputs])
-    call += [f"{name}=None" for name in schema.inputs[schema.min_inputs :]]
+    optional = {*schema.inputs[schema.min_inputs :], *(schema.optional or ())}
+    call = [f"{name}=None" if name in optional else name for name in schema.inputs]
     attributes = sorted(schema.attributes.values(), key=lambda each: (not each.required, each.name))
     named = [a.name if a.required else f"{a.name}={a.default!r}" for a in attributes]
     if schema.max_inputs > len(schema.inputs):

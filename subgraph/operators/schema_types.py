@@ -73,6 +73,8 @@ class Schema:
             are not known.
         one_dtype: For each of ``inputs`` the name of a group whose inputs must have one dtype; "":
             none.
+        optional: The names in ``inputs`` that a node may omit although others follow; None: not
+            known, as of the standard's operators, whose requirements say it.
     """
 
     op_type: str
@@ -88,6 +90,18 @@ class Schema:
     deprecated: bool = False
     input_dtypes: tuple[frozenset[str], ...] = ()
     one_dtype: tuple[str, ...] = ()
+    optional: frozenset[str] | None = None
+
+    def missing(self, inputs: Iterable[object]) -> str:
+        """Return the name of the first input that a node must not omit and does; "" if none is.
+
+        Args:
+            inputs: The node's inputs; one that is false is omitted.
+        """
+        if self.optional is None:
+            return ""
+        given = zip(self.inputs, inputs, strict=False)
+        return next((name for name, one in given if not one and name not in self.optional), "")
 
     def dtypes_of(self, position: int) -> frozenset[str]:
         """Return the item of ``input_dtypes`` for an input; a variadic one is the last."""

@@ -163,6 +163,23 @@ def test_names_in_several_domains() -> None:
             unregister_operator(operator)
 
 
+def test_inputs_that_must_not_be_omitted() -> None:
+    """Their forms say which are optional, also where others follow; the schema did not."""
+    x = sg.input("x", ("N", 4))
+    scale = np.float32(1)
+    with pytest.raises(sg.ModelError, match="QLinearSigmoid needs the input 'Y_scale'"):
+        ops.QLinearSigmoid(x, scale, None, None, np.uint8(0))
+    with pytest.raises(sg.ModelError, match="SkipLayerNormalization needs the input 'skip'"):
+        ops.SkipLayerNormalization(x, None, np.ones(4, np.float32))
+    assert "X_zero_point=None, Y_scale, Y_zero_point=None" in (ops.QLinearSigmoid.__doc__ or "")
+    y = ops.SkipLayerNormalization(x, x, np.ones(4, np.float32), outputs=1)
+    model = sg.to_onnx(sg.Graph([x], [y]))
+    assert sg.load(model).nodes[0].op_type == "SkipLayerNormalization"
+    model.graph.node[0].input[1] = ""
+    with pytest.raises(sg.ModelError, match="omits its input 'skip', which is not optional"):
+        sg.load(model)
+
+
 @pytest.mark.parametrize(
     ("build", "says"),
     [
