@@ -10,14 +10,12 @@ long as a running request uses it.
 
 from __future__ import annotations
 
-import dis
-import functools
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FunctionType, SimpleNamespace
-from typing import Any, TypeGuard, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, TypeGuard, TypeVar
 
 import attrs
 import numpy as np
@@ -27,6 +25,7 @@ from subgraph.graph.types import Array
 from subgraph.system import guard_pages
 from subgraph.system.forking import free_in_child
 from subgraph.system.large_pages import aligned_empty
+from subgraph.weights.recipe_ids import recipe_id
 
 Make = Callable[..., Any]
 Close = Callable[[Any], object]
@@ -34,7 +33,6 @@ _T = TypeVar("_T")
 _log = logging.getLogger("subgraph")
 _Key = tuple[str, tuple[Parameter, ...], int]
 _Older = dict[tuple[int, ...], Callable[[], Any]]
-_PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
 @attrs.frozen
@@ -300,9 +298,9 @@ class ChangedEntries:
 class WeightCache:
     """One user's view of the cache; it keeps the entries that it has requested alive.
 
-    A recipe is identified by its name and its function (with the numbers and strings in the
-    function's closure), so that users with equal names do not share results. Arrays in a closure
-    are not part of the identity: pass them as parameters.
+    A recipe is identified by its name and its function, with what that holds: numbers and strings
+    in its closure, the attributes that a bound method reads (see `subgraph.weights.recipe_ids`).
+    Arrays in a closure are not part of the identity: pass them as parameters.
     """
 
     __slots__ = ("_entries",)
@@ -450,95 +448,6 @@ def _seed_from_files(entry: WeightEntry, align: int) -> None:
         if found is not None:
             entry.seed(found)
             return
-
-
-def recipe_id(recipe: str, make: Make) -> str:
-    """Return an id of a recipe's name and function that is the same in every process."""
-    function: Any = getattr(make, "__func__", make)
-    try:
-        known = _function_ids.get(function)
-        if known is None:
-            # Computed once, so that a counter in the function's closure does not change the id.
-            known = _function_ids[function] = _function_id(function)
-    except TypeError:  # the function does not support weak references
-        known = _function_id(function)
-    return f"{recipe}|{known}"
-
-
-_function_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-# How deep closures are followed: a function in the closure of a recipe counts by its own closure.
-# There is a bound since a function may be in its own closure.
-_MOST_DEPTH = 3
-
-
-def _function_id(function: Any, depth: int = 0) -> str:
-    parts: list[str] = []
-    while isinstance(function, functools.partial):
-        parts.append(repr([_plain(a, depth) for a in function.args]))
-        parts.append(repr([(k, _plain(v, depth)) for k, v in function.keywords.items()]))
-        function = function.func
-    code: CodeType | None = getattr(function, "__code__", None)
-    if code is None:
-        named = hasattr(function, "__qualname__")
-        owner: Any = function if named else cast("Any", type(function))
-        parts.append(f"{getattr(owner, '__module__', '')}.{getattr(owner, '__qualname__', owner)}")
-        return "|".join(parts)
-    parts.append(f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}")
-    closed: list[Any] = []
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if name not in _assigned_free_variables(code):
-            closed.append(cell.cell_contents)
-    closed += list(function.__defaults__ or ())
-    keywords: dict[str, Any] = function.__kwdefaults__ or {}
-    closed += list(keywords.values())
-    parts.append(repr([_plain(value, depth) for value in closed]))
-    return "|".join(parts)
-
-
-@functools.lru_cache(maxsize=512)
-def _assigned_free_variables(code: CodeType) -> frozenset[str]:
-    """Return the free variables that the code assigns to (``nonlocal``)."""
-    steps = dis.get_instructions(code)
-    return frozenset(str(step.argval) for step in steps if step.opname == "STORE_DEREF")
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a value whose text identifies the numbers and strings in a value of a closure.
-
-    Lists, sets and dicts count by what they hold if that is numbers and strings alone. Others may
-    collect what the recipe makes, and count by their type.
-
-    Args:
-        value: The value.
-        depth: Functions around the value; functions count by their name alone below `_MOST_DEPTH`.
-    """
-    item: Any = value
-    if isinstance(value, tuple):
-        return tuple(_plain(part, depth) for part in item)
-    if isinstance(value, (list, set, frozenset, dict)) and item:
-        parts: list[Any] = list(item.items() if isinstance(value, dict) else item)
-        if all(map(_is_plain, parts)):
-            texts = [repr(_plain(part)) for part in parts]
-            return type(item).__name__, sorted(texts) if isinstance(
-                value, (set, frozenset)
-            ) else texts
-    if isinstance(value, _PLAIN):
-        return item
-    if isinstance(value, np.generic):
-        return item.dtype.str, item.item()
-    if isinstance(value, (FunctionType, functools.partial)) and depth < _MOST_DEPTH:
-        return _function_id(item, depth + 1)
-    name = getattr(item, "__qualname__", type(item).__qualname__)
-    return f"{getattr(item, '__module__', '')}.{name}"
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a number, a string, or a tuple of such."""
-    if _is_tuple(value):
-        return all(map(_is_plain, value))
-    return isinstance(value, (*_PLAIN, np.generic))
 
 
 def _recipe_argument(state: State) -> Array:

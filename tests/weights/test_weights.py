@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import threading
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -14,7 +19,8 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.parameters import Snapshot, pinned
 from subgraph.graph.types import Array
-from subgraph.weights.cache import ChangedEntries, StoredWeights, recipe_id
+from subgraph.weights.cache import ChangedEntries, StoredWeights
+from subgraph.weights.recipe_ids import recipe_id
 
 
 def param(value: float, name: str = "w", size: int = 8) -> sg.Parameter:
@@ -169,6 +175,89 @@ def test_recipes_are_told_apart_by_functions_in_their_closures() -> None:
     assert first != second
     assert first == again
     assert recipe_id("r", partial(stacked(scaled(2)))) != recipe_id("r", partial(stacked(len)))
+
+
+class Layout(enum.Enum):
+    BLOCKED = 1
+    PLAIN = 2
+
+
+@attrs.frozen
+class Options:
+    block: int
+
+
+class Packer:
+    """Recipes of an object: bound methods, itself, and functions that use or pass it on."""
+
+    def __init__(self, block: int, name: str = "") -> None:
+        self.block = block
+        self.name = name
+        self.calls = 0
+        self.inside = SimpleNamespace(size=block)
+
+    @property
+    def doubled(self) -> int:
+        return 2 * self.block
+
+    def scaled(self, array: Array) -> Array:
+        self.calls += 1
+        return array * self.block
+
+    def __call__(self, array: Array) -> Array:
+        return self.scaled(array)
+
+
+def _of_options(options: Any) -> Any:
+    return lambda array: array * options.block
+
+
+def _of_held(held: Any) -> Any:
+    return lambda array: pack(array, held)
+
+
+def pack(array: Array, held: Any) -> Array:
+    return array
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: Packer(n).scaled,
+        lambda n: Packer(n),
+        lambda n: partial(Packer(n).scaled),
+        lambda n: partial(pack, held=Packer(n)),
+        lambda n: (lambda held: lambda array: held.scaled(array))(Packer(n)),
+        lambda n: (lambda scaled: lambda array: scaled(array))(Packer(n).scaled),
+        lambda n: (lambda held: lambda array: array * held.doubled)(Packer(n)),
+        lambda n: (lambda held: lambda array: array * held.inside.size)(Packer(n)),
+        lambda n: (lambda held: lambda array: [array * held.block for _ in array])(Packer(n)),
+        lambda n: _of_held(Packer(n)),
+        lambda n: _of_options(Options(n)),
+        lambda n: _of_options(SimpleNamespace(block=n)),
+        lambda n: _of_held(list(Layout)[n]),
+        lambda n: _of_held((list(Layout)[n], Path(str(n)))),
+        lambda n: _of_held(range(n)),
+        lambda n: _of_held(np.dtype(["int8", "int16"][n])),
+        lambda n: str(n).join,
+    ],
+)
+def test_recipes_are_told_apart_by_their_objects(make: Callable[[int], Any]) -> None:
+    """Two ops that differed in an attribute shared the result of the first one."""
+    first, second, again = (recipe_id("r", make(n)) for n in (0, 1, 0))
+    assert first != second
+    assert first == again
+    assert "0x" not in first
+
+
+def test_what_a_recipe_does_not_read_is_no_part_of_its_id() -> None:
+    one, other = Packer(2, "one"), Packer(2, "other")
+    cache, w = sg.WeightCache(), param(3)
+    made = cache.get("r", one.scaled, w)
+    assert cache.get("r", other.scaled, w) is made
+    assert cache.get("r", one.scaled, w) is made, "it has counted a call meanwhile"
+    assert (one.calls, other.calls) == (1, 0)
+    assert cache.get("r", Packer(3).scaled, w)[0] == 9
 
 
 def test_a_list_that_collects_what_a_recipe_makes_does_not_change_its_id() -> None:

@@ -23,7 +23,8 @@ from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import ONNX_DTYPE, Array, Dim, TensorType, dtype_of
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.weights.cache import WeightCache, WeightEntry, recipe_id
+from subgraph.weights.cache import WeightCache, WeightEntry
+from subgraph.weights.recipe_ids import recipe_id
 
 # Operators of the standard whose results are elements of their first input, or of all inputs.
 _MOVES = frozenset(
