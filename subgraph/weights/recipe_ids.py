@@ -1,10 +1,10 @@
 """Ids of recipes: texts that identify what a function computes, the same in every process.
 
 A function counts by its name and line, and by what it holds: its closure, its defaults, arguments
-of a `functools.partial`, the object of a bound method. Numbers, strings and other values that
-compare by content count as such. Any other object counts by its class and by those of its
-attributes that the code reads and does not assign; by all if it uses none, because it then passes
-the object on. Arrays and parameters count by their class: a recipe gets them as parameters.
+of a `functools.partial`, the object of a bound method. Numbers and strings count as such. Any other
+object counts by its class and by those of its attributes that the code reads and does not assign;
+by all if it uses none, because it then passes the object on. Arrays, parameters and nodes count by
+their class: a recipe gets arrays as parameters.
 """
 
 from __future__ import annotations
@@ -14,16 +14,24 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import attrs
 import numpy as np
 
+from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
+# Values that compare by content, and whose text has all of it.
+_BY_TEXT = (range, slice, np.dtype, PurePath, Decimal, Fraction)
+# Objects of a graph: a recipe gets arrays as parameters, and names differ between equal graphs.
+_BY_CLASS = (np.ndarray, Parameter, Graph, Node, Value)
 # How deep closures and attributes are followed; there is a bound since a function may be in its own
 # closure.
 _MOST_DEPTH = 3
@@ -128,20 +136,19 @@ def _plain(value: Any, names: _Names, depth: int) -> Any:
         return value
     if isinstance(value, np.generic):
         return value.dtype.str, value.item()
+    if isinstance(value, _BY_TEXT):
+        return _name_of(type(value)), repr(value)
     named = hasattr(value, "__qualname__")
     if depth < _MOST_DEPTH:
         if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, functools.partial)):
             return _function_id(cast("Any", value), depth + 1)
-        if not named and not isinstance(value, (np.ndarray, Parameter)):
+        if not named and not isinstance(value, _BY_CLASS):
             return _object(value, names, depth + 1)
     return _name_of(value if named else type(value))
 
 
 def _object(value: Any, names: _Names, depth: int) -> Any:
     kind: Any = type(value)
-    by_content = kind.__eq__ is not object.__eq__ and kind.__hash__ is not None
-    if by_content and kind.__repr__ is not object.__repr__:
-        return _name_of(kind), repr(value)
     own: dict[str, Any] = getattr(value, "__dict__", {})
     used = _with_methods(kind, names)
     slots = (name for name in used.read if inspect.ismemberdescriptor(_member(kind, name)))
