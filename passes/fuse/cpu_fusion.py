@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,6 @@ import attrs
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
-from subgraph.operators.shape_values import LIMIT
 from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.passes.patterns import FUSION_PASSES, MATCHERS, PatternProperty, Stage, fusions
 from subgraph.transform.pass_manager import apply_pass, may_change, register_pass
@@ -43,10 +41,6 @@ class CpuFusion:
         graph = _applied(graph, "ConstantsToParameters", prefix=self.prefix)
         if any(not _has_shape(value) for value in graph.values()):
             graph = apply_pass(graph, "InferTypes", strict=False)
-        for parameter in graph.parameters.values():
-            # Inferred types depend on the content of shapes and axes.
-            if _may_be_shape(parameter):
-                self.guards[parameter] = parameter.version
         before = graph
         if self.integers:
             graph = self._fused(graph, "quantized")
@@ -110,9 +104,3 @@ def _has_shape(value: Value) -> bool:
     if isinstance(value.type, TensorType):
         return value.type.shape is not None
     return value.type is not None
-
-
-def _may_be_shape(parameter: Parameter) -> bool:
-    type_ = parameter.type
-    size = math.prod(dim for dim in type_.shape or () if isinstance(dim, int))
-    return type_.dtype in ("int64", "int32") and size <= LIMIT

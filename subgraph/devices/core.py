@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from os import PathLike
 from typing import IO, Any
@@ -47,6 +47,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
+from subgraph.graph.parameters import unstaged
 from subgraph.operators.operator import (
     Operator,
     check_operator,
@@ -410,7 +411,7 @@ class Core:
         """
         device, extra = self.split(device_name)
         full = _joined(config, extra)
-        with _limits_of(device, full):
+        with _context_of(device, full):
             read = read_model(model)
             graph = without_defaults(prepared_graph(read, _option_reader(device, full), preprocess))
             found = query_on(device, graph, full or None)
@@ -445,7 +446,7 @@ class Core:
             device, extra = self.split(device_name)
             full = _joined(config, extra)
             # The limits of the options hold for reading and preparing the model too.
-            with _limits_of(device, full):
+            with _context_of(device, full):
                 graph = read_model(model)
                 return self._compile_within(graph, device, device_name, full, preprocess)
 
@@ -521,7 +522,7 @@ class Core:
         # A device with an import of its own may read streams only; that of the base class maps the
         # weights of a path.
         own = type(device).import_model is not Device.import_model
-        with _limits_of(device, full):
+        with _context_of(device, full):
             if own and isinstance(source, (str, PathLike)):
                 with _opened(source) as file:
                     return import_on(device, file, full or None, str(source))
@@ -559,14 +560,17 @@ def _option_reader(device: Device, config: Config) -> Callable[[str], Any]:
     return value_of
 
 
-def _limits_of(device: Device, config: Config) -> AbstractContextManager[None]:
-    """Return a context that enforces the limits set by a device's options."""
+@contextmanager
+def _context_of(device: Device, config: Config) -> Generator[None]:
+    """Run a block within the limits of a device's options, on parameters that are published."""
     option = _option_reader(device, config)
-    return limited(
+    limits = limited(
         parse_bytes(str(option("MEMORY_LIMIT") or ""), "MEMORY_LIMIT"),
         int(option("NODE_LIMIT") or 0),
         float(option("COMPILE_TIMEOUT") or 0),
     )
+    with limits, unstaged():
+        yield
 
 
 def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:

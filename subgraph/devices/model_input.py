@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
@@ -10,6 +11,7 @@ from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType, numpy_dtype
+from subgraph.operators.shape_values import LIMIT
 from subgraph.system.environment import BACKENDS
 
 Model = Graph | str | PathLike[str] | bytes | Any
@@ -91,6 +93,7 @@ def region_form(graph: Graph, guards: dict[Parameter, int]) -> Graph:
         guards: Gets the parameters whose values the form depends on, with their versions.
     """
     from subgraph.operators.schema import contributed
+    from subgraph.operators.type_inference import Inference
     from subgraph.partition.regions import without_default_regions
     from subgraph.runtime.control_flow import is_nested
     from subgraph.transform.pass_manager import apply_pass
@@ -98,11 +101,24 @@ def region_form(graph: Graph, guards: dict[Parameter, int]) -> Graph:
     graph = without_default_regions(graph.clone())
     # Nodes refer to weights as parameters; the inputs that remain change in every run.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    # Types depend on the content of shapes and axes, and passes remove nodes by their types.
+    shapes = [value for value in graph.values() if _may_be_shape(value.parameter)]
+    guards.update((v.parameter, v.parameter.version) for v in shapes if v.parameter is not None)
+    changed = {v: v.type for v in shapes if v.parameter is not None and v.parameter.is_changed}
+    if changed:
+        Inference(graph, False, set(graph.inputs), {}, changed).run()
     if is_nested(graph):
         graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
     if any(contributed(node.op_type, node.domain) for node in graph.nodes):
         graph = apply_pass(graph, "ExpandFunctions")
     return graph
+
+
+def _may_be_shape(parameter: Parameter | None) -> bool:
+    """Return whether a parameter may hold sizes or axes, by its type."""
+    if parameter is None or parameter.type.dtype not in ("int64", "int32"):
+        return False
+    return math.prod(dim for dim in parameter.type.shape or () if isinstance(dim, int)) <= LIMIT
 
 
 def static_form(type_: ValueType | None) -> tuple[tuple[int, ...], Any] | None:

@@ -167,7 +167,7 @@ class Parameter:
         published: The newest state; a running request reads `state` instead, which may be older.
     """
 
-    __slots__ = ("__weakref__", "_type", "name", "published")
+    __slots__ = ("__weakref__", "_first", "_type", "name", "published")
 
     def __init__(self, name: str, array: npt.ArrayLike) -> None:
         """Make a parameter that holds a copy of ``array``.
@@ -197,12 +197,18 @@ class Parameter:
             # A unique stamp, but no new epoch: no plan depends on a new parameter yet.
             _stamp += 1
             held = array if isinstance(array, Unchecked) else read_only(array)
+            self._first = _stamp
             self.published = State(_stamp, held)
 
     @property
     def type(self) -> TensorType:
         """Dtype and shape; they never change."""
         return self._type
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether this thread sees another array than the first one, from which types follow."""
+        return self.version != self._first
 
     @property
     def nbytes(self) -> int:
@@ -379,6 +385,15 @@ def call_pinned(snapshot: Snapshot, function: Callable[[Any], Any], argument: An
         return function(argument)
     finally:
         _local.pinned = outer
+
+
+def unstaged() -> pinned:
+    """Return a ``with`` block in which this thread reads no arrays of an open transaction.
+
+    What is derived from an array with its version must not hold one that may never be published.
+    """
+    outer = _local.pinned
+    return pinned(Snapshot(()) if outer is None and _local.staged is not None else outer)
 
 
 def pinned_snapshot() -> Snapshot | None:

@@ -56,7 +56,8 @@ class Variable(Generic[_T]):
 @cache
 def _parsed(variable: Variable[_T], text: str) -> _T:
     try:
-        return variable.parse(text)
+        found: _T = variable.parse(text)
+        return found
     except ValueError as error:
         raise ConfigError(
             f"environment variable {variable.name}={text!r} is not valid; it takes {variable.takes}"
