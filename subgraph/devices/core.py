@@ -56,7 +56,7 @@ from subgraph.operators.operator import (
     unregister_operator,
 )
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.settings import current_name
+from subgraph.runtime.settings import check_option, current_name, option_names
 from subgraph.system.environment import check_variables
 from subgraph.system.forking import free_in_child
 from subgraph.system.gc_control import paused_gc
@@ -555,7 +555,11 @@ def _option_reader(device: Device, config: Config) -> Callable[[str], Any]:
     def value_of(name: str) -> Any:
         if name not in known:
             return None
-        return configured[name] if name in configured else property_of(device, name)
+        if name not in configured:
+            return property_of(device, name)
+        # The device checks its options later, and Core uses these before.
+        cls, value = device.options_class, configured[name]
+        return check_option(cls, device.name, name, value) if name in option_names(cls) else value
 
     return value_of
 

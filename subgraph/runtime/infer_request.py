@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -303,6 +304,9 @@ class InferRequest:
         """
         if timeout is not None:
             require_type(timeout, (int, float), ConfigError, "seconds to wait, or None")
+            if math.isnan(timeout):
+                raise ConfigError("got NaN as seconds to wait; give a number, or None")
+            timeout = min(timeout, threading.TIMEOUT_MAX)  # Python waits no longer; also for inf
         run = self._started()
         # `done` is set after the callback, so that a callback that waits for its own run would
         # never end.

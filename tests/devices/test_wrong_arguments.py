@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+from tests.support.opencl import needs_device
 
 X = np.ones((2, 3), np.float32)
 WRONG: list[Any] = [3, None, object(), 2.5, [1], [[1], [2, 3]]]
@@ -100,6 +102,23 @@ def test_a_wrong_argument_is_named(name: str, wrong: Any) -> None:
     call, text = CALLS[name]
     with pytest.raises(sg.SubgraphError, match=text):
         call(wrong)
+
+
+@pytest.mark.parametrize(
+    ("device", "option", "wrong"),
+    [
+        *(("REFERENCE", "NODE_LIMIT", v) for v in ("nan", float("nan"), float("inf"), b"x", " ")),
+        *(("CPU", "COMPILE_TIMEOUT", v) for v in ("nan", float("nan"), b"x", " ", -1)),
+        ("BATCH:CPU(2)", "AUTO_BATCH_TIMEOUT", 10**30),
+        pytest.param("OPENCL", "DEVICE_ID", "nan", marks=needs_device),
+        pytest.param("OPENCL", "DEVICE_ID", "99", marks=needs_device),
+    ],
+)
+def test_a_wrong_option_is_named(device: str, option: str, wrong: Any) -> None:
+    """Core reads the limits of a compilation before the device has checked them."""
+    for call in (sg.compile_model, sg.query_model):
+        with pytest.raises(sg.ConfigError, match=f"option '{option}' .*{re.escape(repr(wrong))}"):
+            call(graph(), device, {option: wrong})
 
 
 def test_a_wrong_time_to_wait_and_no_dict_of_steps() -> None:

@@ -89,6 +89,17 @@ def test_set_input_and_get_output(gated: tuple[sg.CompiledModel, Gate]) -> None:
         request.set_input("y", X)
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), 1e300, 10**30])
+def test_times_above_those_of_python(gated: tuple[sg.CompiledModel, Gate], seconds: float) -> None:
+    """They were an OverflowError while the run went on."""
+    model, gate = gated
+    request = model.create_infer_request()
+    gate.open.clear()
+    request.start_async(X)
+    threading.Timer(0.05, gate.open.set).start()
+    assert request.wait(seconds) is not None
+
+
 def test_start_wait_and_timeout(gated: tuple[sg.CompiledModel, Gate]) -> None:
     model, gate = gated
     request = model.create_infer_request()
@@ -97,6 +108,9 @@ def test_start_wait_and_timeout(gated: tuple[sg.CompiledModel, Gate]) -> None:
     gate.open.clear()
     request.start_async(X)
     assert request.wait(0.01) is None
+    assert request.wait(-1) is None
+    with pytest.raises(sg.ConfigError, match="NaN as seconds"):
+        request.wait(float("nan"))
     assert request.is_busy
     for call in (
         lambda: request.infer(X),

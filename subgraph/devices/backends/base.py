@@ -64,7 +64,10 @@ class BackendOptions(DeviceOptions):
     """Options that every backend has."""
 
     INFERENCE_NUM_THREADS: int = option(
-        0, "threads that the library may use for a run; 0: its own choice", minimum=0
+        0,
+        "threads that the library may use for a run; 0: its own choice",
+        minimum=0,
+        maximum=1024,
     )
     WEIGHTS: str = option(
         "inside",

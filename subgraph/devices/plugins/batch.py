@@ -60,7 +60,10 @@ class BatchOptions(DeviceOptions):
 
     DEVICE_PRIORITIES: str = option("", "the device, with the largest batch: CPU(16)")
     AUTO_BATCH_TIMEOUT: int = option(
-        0, "milliseconds that a request waits for others though the device is free", minimum=0
+        0,
+        "milliseconds that a request waits for others though the device is free",
+        minimum=0,
+        maximum=3_600_000,
     )
 
 

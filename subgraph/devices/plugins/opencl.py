@@ -18,7 +18,7 @@ from subgraph.devices.query import PreparedGraph
 from subgraph.engine.planner.dry_run import dry_run
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.region.region_op import Guards, RegionOptions
-from subgraph.errors import DeviceError
+from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
 from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_lowering
@@ -112,7 +112,13 @@ class OpenclDevice(Device):
         return op
 
     def _runtime(self, options: DeviceOptions) -> Runtime:
-        return runtime(int(options.DEVICE_ID or 0))
+        chosen, ids = options.DEVICE_ID or "0", self.device_ids()
+        if ids and chosen not in ids:
+            raise ConfigError(
+                f"{self.name}: option 'DEVICE_ID' is {chosen!r}; this machine has the ids "
+                f"{', '.join(ids)}"
+            )
+        return runtime(int(chosen))
 
     def optimal_requests(self, options: DeviceOptions) -> int:
         """Return 2: the inputs of one request are uploaded while another is computed."""
