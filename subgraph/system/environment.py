@@ -50,14 +50,14 @@ class Variable(Generic[_T]):
         text = os.environ.get(self.name)
         if text is None or not (self.reads_blank or text.strip()):
             return self.default
-        return _parsed(self, text.strip())
+        found: _T = _parsed(self, text.strip())
+        return found
 
 
 @cache
 def _parsed(variable: Variable[_T], text: str) -> _T:
     try:
-        found: _T = variable.parse(text)
-        return found
+        return variable.parse(text)
     except ValueError as error:
         raise ConfigError(
             f"environment variable {variable.name}={text!r} is not valid; it takes {variable.takes}"

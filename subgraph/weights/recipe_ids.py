@@ -57,7 +57,7 @@ def _function_id(function: Any, depth: int = 0) -> str:
     if isinstance(function, MethodType):
         held.append(function.__self__)
         function = function.__func__
-    elif isinstance(function, BuiltinFunctionType):
+    elif issubclass(type(function), BuiltinFunctionType):
         owner: object = function.__self__  # of a function the module
         held += [] if owner is None or isinstance(owner, ModuleType) else [owner]
     elif not hasattr(function, "__qualname__"):  # an object with a __call__
@@ -118,37 +118,36 @@ def _plain(value: Any, names: _Names, depth: int) -> Any:
         names: The attributes that the function uses.
         depth: Functions and objects around the value; below `_MOST_DEPTH` only names count.
     """
-    if type(value) in _PLAIN:  # the usual case
-        return value
+    item: Any = value  # without the type that each test below gives to `value`
+    if type(item) in _PLAIN:  # the usual case
+        return item
     if isinstance(value, tuple):
-        items = cast("tuple[Any, ...]", value)
-        return tuple(_plain(part, names, depth) for part in items)
-    if isinstance(value, (list, set, frozenset, dict)) and value:
-        holder: Any = value
-        parts: list[Any] = list(holder.items() if isinstance(value, dict) else holder)
+        return tuple(_plain(part, names, depth) for part in item)
+    if isinstance(value, (list, set, frozenset, dict)) and item:
+        parts: list[Any] = list(item.items() if isinstance(value, dict) else item)
         if all(map(_is_plain, parts)):
             texts = [repr(_plain(part, names, depth)) for part in parts]
             is_set = isinstance(value, (set, frozenset))
-            return type(holder).__name__, sorted(texts) if is_set else texts
+            return type(item).__name__, sorted(texts) if is_set else texts
     if isinstance(value, Enum):  # also one of a number's class
-        return f"{_name_of(type(value))}.{value.name}"
+        return f"{_name_of(type(item))}.{item.name}"
     if isinstance(value, _PLAIN):
-        return value
+        return item
     if isinstance(value, np.generic):
-        return value.dtype.str, value.item()
+        return item.dtype.str, item.item()
     if isinstance(value, _BY_TEXT):
-        return _name_of(type(value)), repr(value)
-    named = hasattr(value, "__qualname__")
+        return _name_of(type(item)), repr(item)
+    named = hasattr(item, "__qualname__")
     if depth < _MOST_DEPTH:
         if isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, functools.partial)):
-            return _function_id(cast("Any", value), depth + 1)
+            return _function_id(item, depth + 1)
         if not named and not isinstance(value, _BY_CLASS):
-            return _object(value, names, depth + 1)
-    return _name_of(value if named else type(value))
+            return _object(item, names, depth + 1)
+    return _name_of(item if named else type(item))
 
 
 def _object(value: Any, names: _Names, depth: int) -> Any:
-    kind: Any = type(value)
+    kind = cast("Any", type(value))
     own: dict[str, Any] = getattr(value, "__dict__", {})
     used = _with_methods(kind, names)
     slots = (name for name in used.read if inspect.ismemberdescriptor(_member(kind, name)))
