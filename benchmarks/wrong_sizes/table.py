@@ -18,6 +18,7 @@ from subgraph.graph.types import Array
 
 Operand = Array | list[Array] | dict[Any, Any] | None
 MICROSOFT = "com.microsoft"
+NCHWC = "com.microsoft.nchwc"
 ML = "ai.onnx.ml"
 
 
@@ -258,6 +259,28 @@ def _movement() -> Iterator[Row]:
         yield Row("GridSample", [_f(2, 3, 6, 7), grid], {"mode": mode, "align_corners": 1})
 
 
+def _blocked() -> Iterator[Row]:
+    """Yield operators on channels in blocks of 16 or less."""
+    x = _f(2, 16, 5, 4)
+    conv: list[Operand] = [x, _f(32, 16, 3, 3), _f(32), _f(2, 32, 3, 4)]
+    window: dict[str, Any] = {"pads": [0, 1, 0, 1], "kernel_shape": [3, 3]}
+    forms: list[tuple[str, Sequence[Operand], dict[str, Any]]] = [
+        ("ReorderInput", [_f(2, 12, 5, 4)], {}),
+        ("ReorderInput", [_f(2, 5, 4, 12)], {"channels_last": 1}),
+        ("ReorderOutput", [x], {"channels": 12, "channels_last": 1}),
+        ("Conv", conv, {**window, "activation": "Relu"}),
+        ("Conv", [x, _f(16, 1, 3, 3)], {"group": 16, "strides": [2, 1]}),
+        ("Conv", [_f(2, 3, 5, 4), _f(16, 3, 3, 3), _f(16)], window),
+        ("MaxPool", [x], {**window, "strides": [2, 2]}),
+        ("AveragePool", [x], {**window, "count_include_pad": 1}),
+        ("GlobalMaxPool", [x], {}),
+        ("GlobalAveragePool", [x], {}),
+        ("Upsample", [x], {"scales": [1, 1, 2, 3]}),
+        ("Upsample", [x], {"scales": [1, 1, 2, 2], "mode": "linear"}),
+    ]
+    yield from (Row(op, inputs, options, domain=NCHWC) for op, inputs, options in forms)
+
+
 def _labels() -> Iterator[Row]:
     words = np.array([["cat", "dog"], ["cow", "cat"]], object)
     pairs: dict[str, Any] = {"cats_strings": ["cat", "dog"], "cats_int64s": [3, 5]}
@@ -423,6 +446,7 @@ def rows() -> Iterator[Row]:
     yield from _quantized()
     yield from _attention()
     yield from _movement()
+    yield from _blocked()
     yield from _labels()
     yield from _scores()
     yield from _sources()

@@ -165,27 +165,31 @@ def fused_gemm(call: Call) -> Results:
 )
 def fused_conv(call: Call) -> Results:
     """Convolution, a sum, and an activation."""
+    return [fused_convolution(call, *call.inputs)]
+
+
+def fused_convolution(call: Call, x: Any, w: Any, b: Any, z: Any) -> Any:
+    """Return the convolution of ``x`` plus ``z``, activated, by the node's attributes."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    options = call.attributes(*names)
-    total = added(
-        call, call.Conv(*call.inputs[:3], **options), call.inputs[3], requires="same_shape"
-    )
+    product = call.Conv(x, w, b, **call.attributes(*names))
+    total = added(call, product, z, requires="same_shape")
     parameters = call.attribute("activation_params") or ()
-    return [activated(call, total, call.attribute("activation"), parameters)]
+    return activated(call, total, call.attribute("activation"), parameters)
 
 
-@function(
-    "NhwcMaxPool",
-    "x -> y",
-    auto_pad="NOTSET",
-    ceil_mode=0,
-    dilations="ints",
-    kernel_shape="ints!",
-    pads="ints",
-    strides="ints",
-)
+POOL_ATTRIBUTES: dict[str, Any] = {
+    **{"auto_pad": "NOTSET", "ceil_mode": 0, "dilations": "ints", "kernel_shape": "ints!"},
+    **{"pads": "ints", "strides": "ints"},
+}
+
+
+def pool_options(call: Call) -> dict[str, Any]:
+    """Return the attributes of a pool by name, as keywords for one of the standard."""
+    return call.attributes(*POOL_ATTRIBUTES)
+
+
+@function("NhwcMaxPool", "x -> y", **POOL_ATTRIBUTES)
 def nhwc_max_pool(call: Call) -> Results:
     """MaxPool with channels last."""
-    names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
-    options = call.attributes(*names)
+    options = pool_options(call)
     return [channels_first(call, call.inputs[0], lambda x: call.MaxPool(x, **options))]

@@ -35,6 +35,7 @@ FAMILIES = Files("subgraph.ops", _declares)
 # Operators of other runtimes by their key; filled by subgraph.operators.functions.function.
 CONTRIBUTED: Registry[Schema] = Registry("operator", UnsupportedOpError, FAMILIES)
 MICROSOFT = "com.microsoft"
+NCHWC = "com.microsoft.nchwc"  # operators on blocked layouts
 # Domain of operators that passes write for the devices' kernels; no model file has them.
 INTERNAL_DOMAIN = "subgraph.cpu"
 
@@ -69,7 +70,9 @@ def is_before(node: Node, version: int) -> bool:
 
 def contributed(op_type: str, domain: str) -> bool:
     """Return whether ONNX Runtime has added the operator to ONNX, judged by its name."""
-    return domain == MICROSOFT or (op_type == "SimplifiedLayerNormalization" and not domain)
+    return domain in (MICROSOFT, NCHWC) or (
+        op_type == "SimplifiedLayerNormalization" and not domain
+    )
 
 
 def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:
