@@ -179,6 +179,32 @@ def _newer() -> Iterator[Row]:
     yield Row("UnfoldTensor", [_f(2, 9, 3)], {"dim": 1, "size": 4, "step": 2})
 
 
+def _images() -> Iterator[Row]:
+    """Yield operators on images, of the standard's beginnings too, and other operators."""
+    x = _f(2, 3, 6, 7)
+    regions = np.random.default_rng(5).uniform(-0.2, 1.2, (4, 4)).astype(np.float32)
+    crops: list[Operand] = [x, regions, _i(2, 4, dtype="int32"), _list(3, 5, dtype="int32")]
+    yield Row("CropAndResize", crops, {"extrapolation_value": 0.5})
+    yield Row("CropAndResize", crops, {"mode": "nearest"})
+    pads: list[Operand] = [_f(2, 4, 5, 6), _f(4, 3, 3, 3), _list(1, 0, 2, 1), _f(6)]
+    yield Row("ConvTransposeWithDynamicPads", pads, {"group": 2, "strides": [1, 2]})
+    yield Row("Inverse", [_f(2, 4, 4) + 3 * np.eye(4, dtype=np.float32)])
+    yield Row("DynamicTimeWarping", [_f(5, 7)])
+    yield Row("MatMulInteger16", [_bytes(2, 3, 4, dtype="int16"), _bytes(4, 5, dtype="int16")])
+    factors = {"alpha": 0.5, "beta": 2.0}
+    old: list[tuple[str, Sequence[Operand], dict[str, Any]]] = [
+        ("Affine", [x], factors),
+        ("Scale", [x], {"scale": 0.5}),
+        ("ScaledTanh", [x], factors),
+        ("ParametricSoftplus", [x], factors),
+        ("ImageScaler", [x], {"bias": [0.5, 1.0, -1.0], "scale": 2.0}),
+        ("Crop", [x], {"border": [1, 0, 2, 1]}),
+        ("Crop", [x], {"border": [1, 2, 0, 0], "scale": [3, 4]}),
+        ("DynamicSlice", [x, _list(1, -3), _list(2, 9), _list(0, 3)], {}),
+    ]
+    yield from (Row(op, inputs, options, domain="") for op, inputs, options in old)
+
+
 def _texts() -> Iterator[Row]:
     words = np.array([["a few words", "", "one"]], object)
     needed: dict[str, Any] = {"mark": 1, "mincharnum": 1, "pad_value": "#"}
@@ -442,6 +468,7 @@ def rows() -> Iterator[Row]:
     yield from _products()
     yield from _recurrent()
     yield from _newer()
+    yield from _images()
     yield from _texts()
     yield from _quantized()
     yield from _attention()

@@ -50,6 +50,35 @@ def first_is_zero(node: Node, ends: Tensor, begins: Tensor) -> None:
     require(not known or known[0] == 0, "the first part begins at {}, not at 0", (known or [0])[0])
 
 
+def no_padding(node: Node, x: Tensor, pads: Tensor, *_: Tensor | None) -> None:
+    """Raise ShapeError unless a Pad only removes elements.
+
+    Args:
+        node: A Pad of a body.
+        x: Its input; not read.
+        pads: Elements to add, negative to remove.
+    """
+    known = known_numbers(pads)
+    require(not known or max(known) <= 0, "pads are {}; none may be negative", _negated(known))
+
+
+def _negated(numbers: list[int] | None) -> list[int]:
+    return [-number for number in numbers or ()]
+
+
+def not_empty(node: Node, start: Tensor, limit: Tensor, step: Tensor) -> None:
+    """Raise ShapeError unless a Range that begins at 0 has elements.
+
+    Args:
+        node: A Range of a body.
+        start: Its first element; not read.
+        limit: The end of the range.
+        step: The step; not read.
+    """
+    known = known_numbers(limit)
+    require(not known or min(known) >= 1, "a size is {}; it must be at least 1", (known or [1])[0])
+
+
 def same_shape(node: Node, x: Tensor, other: Tensor) -> None:
     """Raise ShapeError unless both operands have the same shape.
 
@@ -160,6 +189,8 @@ declare("first_is_zero", domain="body", requires=first_is_zero)
 declare("into_first", domain="body", requires=into_first)
 declare("one_row", domain="body", requires=one_row)
 declare("one_scale", domain="body", requires=one_scale)
+declare("no_padding", domain="body", requires=no_padding)
+declare("not_empty", domain="body", requires=not_empty)
 declare("factors_of_rows", domain="body", requires=factors_of_rows)
 declare("same_rows", domain="body", requires=same_rows)
 declare("same_shape", domain="body", requires=same_shape)

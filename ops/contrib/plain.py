@@ -76,6 +76,13 @@ def expand_dims(call: Call) -> Results:
     return [call.Unsqueeze(x, flat)]
 
 
+@function("MatMulInteger16", "A, B -> Y")
+def matmul_integer16(call: Call) -> Results:
+    """Product of integers of 16 bits; sums have 32 bits."""
+    dtype = "uint32" if call.dtype(call.inputs[0]) == "uint16" else "int32"
+    return [call.MatMul(*(call.cast(x, dtype) for x in call.inputs))]
+
+
 def distance_operands(node: Node, a: Tensor, b: Tensor) -> None:
     """Raise ShapeError unless the rows of both matrices have the same length.
 

@@ -1,6 +1,6 @@
-"""Matrix products and determinants: requirements of operands, and shape inference.
+"""Matrix products, determinants, inverses: requirements of operands, and shape inference.
 
-Det has no lowering: it runs on the reference.
+Det and ONNX Runtime's Inverse have no lowering: they run on the reference.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
 from subgraph.operators.batch_axes import Batch, BatchAxis, BatchCall, except_axes, matrix_product
+from subgraph.operators.functions import declare_contributed
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
@@ -25,7 +26,7 @@ from subgraph.operators.requirements import (
     require_shape,
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.elementwise.op import Types, Values, same_dtype, tensor
+from subgraph.ops.elementwise.op import Types, Values, first_type, same_dtype, tensor
 from subgraph.ops.shared.half_precision import in_float32
 from subgraph.ops.shared.strides import broadcast_shapes
 
@@ -198,8 +199,8 @@ def einsum_operands(node: Node, *operands: Tensor | None) -> None:
                 sizes[label] = size
 
 
-def det_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the input holds square matrices (ONNX Det, opsets 11 to 22)."""
+def square_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input holds square matrices."""
     require(x.rank >= 2, "the input has shape {}; it must hold matrices", list(x.shape))
     require(x.shape[-1] == x.shape[-2], "a matrix is {} by {}", x.shape[-2], x.shape[-1])
 
@@ -355,10 +356,19 @@ def _of_matrices(call: BatchCall) -> Sequence[int]:
     return (-2, -1)
 
 
+declare_contributed(
+    "Inverse",
+    "X -> Y",
+    attributes={},
+    requires=square_operands,
+    infer=first_type,
+    compute=in_float32(reference.inverse),
+    batch=except_axes(_of_matrices),
+)
 # The operators of this family, each in all its versions.
 declare(
     "Det",
-    requires=det_operands,
+    requires=square_operands,
     compute=in_float32(standard),
     batch=except_axes(_of_matrices),
 )

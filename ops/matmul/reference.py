@@ -1,9 +1,12 @@
-"""Gemm for the reference: the forms before opset 7."""
+"""Gemm for the reference: the forms before opset 7. Inverses of matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.operators.reference import attributes, standard, variant
@@ -26,3 +29,16 @@ def gemm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     product = a @ b
     c = inputs[2] if len(inputs) > 2 else None
     return [product if c is None else product + c]
+
+
+def inverse(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the inverse of each matrix; NaN for one that has none."""
+    x = inputs[0]
+    try:
+        return [np.linalg.inv(x)]
+    except np.linalg.LinAlgError:  # at least one has no inverse
+        found = np.full_like(x, np.nan)
+        for index in np.ndindex(x.shape[:-2]):
+            with suppress(np.linalg.LinAlgError):
+                found[index] = np.linalg.inv(x[index])
+        return [found]

@@ -1,7 +1,7 @@
-"""DFT, STFT, windows and mel filters: requirements, and the output type of STFT.
+"""DFT, STFT, windows, mel filters and time warping: requirements, and the output type of STFT.
 
 onnx's rule for STFT takes the whole spectrum where ``onesided`` has its default, which is half.
-MelWeightMatrix runs on the reference.
+MelWeightMatrix and ONNX Runtime's DynamicTimeWarping run on the reference.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.batch_axes import along
+from subgraph.operators.functions import declare_contributed
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
@@ -139,6 +140,27 @@ def stft(
     return [TensorType(signal.dtype, (shape[0], frames, results, 2))]
 
 
+def warping_operands(node: Node, costs: Tensor) -> None:
+    """Raise ShapeError unless the input is one matrix of costs."""
+    require_rank("input", costs, 2, 3)
+    require(costs.rank == 2 or costs.shape[0] == 1, "{} matrices of costs", costs.shape[0])
+
+
+def warping_path(
+    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Return the type ``[2, steps]``; the number of steps depends on the costs."""
+    return [TensorType("int32", (2, None))]
+
+
+declare_contributed(
+    "DynamicTimeWarping",
+    "input -> output",
+    attributes={},
+    requires=warping_operands,
+    infer=warping_path,
+    compute=reference.time_warping,
+)
 # The operators of this family, each in all its versions.
 declare(
     "BlackmanWindow",

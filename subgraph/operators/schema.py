@@ -36,6 +36,11 @@ FAMILIES = Files("subgraph.ops", _declares)
 CONTRIBUTED: Registry[Schema] = Registry("operator", UnsupportedOpError, FAMILIES)
 MICROSOFT = "com.microsoft"
 NCHWC = "com.microsoft.nchwc"  # operators on blocked layouts
+# Operators of ONNX Runtime in the standard's domain; all but the first are from its beginnings.
+_ADDED = frozenset({
+    "SimplifiedLayerNormalization", "Affine", "Crop", "DynamicSlice", "ImageScaler",
+    "ParametricSoftplus", "Scale", "ScaledTanh",
+})  # fmt: skip
 # Domain of operators that passes write for the devices' kernels; no model file has them.
 INTERNAL_DOMAIN = "subgraph.cpu"
 
@@ -70,9 +75,7 @@ def is_before(node: Node, version: int) -> bool:
 
 def contributed(op_type: str, domain: str) -> bool:
     """Return whether ONNX Runtime has added the operator to ONNX, judged by its name."""
-    return domain in (MICROSOFT, NCHWC) or (
-        op_type == "SimplifiedLayerNormalization" and not domain
-    )
+    return domain in (MICROSOFT, NCHWC) or (not domain and op_type in _ADDED)
 
 
 def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:

@@ -422,3 +422,11 @@ def test_a_model_that_onnx_runtime_quantised(tmp_path: Path) -> None:
 
 def normal(*shape: int) -> Array:
     return rng(*shape).standard_normal(shape).astype(np.float32) / 3
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((0, 4), (4, 5))])
+def test_products_of_16_bits(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    random = np.random.default_rng(0)
+    a, b = (random.integers(-(1 << 15), 1 << 15, shape).astype(np.int16) for shape in shapes)
+    check("MatMulInteger16", [a, b], steps=0)
+    check("MatMulInteger16", [a, b], steps=0, symbolic=True)
