@@ -203,6 +203,7 @@ REASONS: Final = (
     Reason("other", "", "of equal logits it takes the last ones", "MoE QMoE", r"i1\[all"),
     Reason("other", "", "the mean of no integers is left open", "ReduceMean", "empty|shorter"),
     Reason("other", "", "a sum of no products is 0", "MatMulInteger", "empty"),
+    Reason("lax", "fit in the id type", "sums of integers wrap around", "NGramHashMapping"),
     Reason("other", "off by nan", "a matrix without an inverse gives NaN", "Inverse"),
     Reason("strict", "a matrix is [0-9]+ by", "it reads beyond matrices not square", "Inverse"),
     Reason("strict", "indices into no elements", "there is no pixel to sample", "CropAndResize"),

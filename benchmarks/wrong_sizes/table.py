@@ -179,6 +179,22 @@ def _newer() -> Iterator[Row]:
     yield Row("UnfoldTensor", [_f(2, 9, 3)], {"dim": 1, "size": 4, "step": 2})
 
 
+def _engram() -> Iterator[Row]:
+    streams, flat, gates = _f(2, 3, 4, 8), _f(2, 3, 32), _f(2, 3, 4)
+    four = {"num_branches": 4}
+    yield Row("HyperConnectionPreMix", [streams, gates], {"reduction_scale": 0.5})
+    yield Row("HyperConnectionPreMix", [flat, _f(2, 3, 32)], four)
+    yield Row("HyperConnectionPostMix", [streams, _f(2, 3, 8), _f(2, 3, 4, 1), _f(2, 3, 4, 4)])
+    yield Row("HyperConnectionPostMix", [flat, _f(2, 3, 8), gates], four)
+    factors = [_f(4, 8, seed=k) for k in range(3)]
+    yield Row("EngramGate", [streams, _f(2, 3, 4, 8), _f(2, 3, 8), *factors], outputs=2)
+    tables = {"pad_id": 0, "n_head_per_ngram": 2, "max_ngram_size": 3, "reset_on_eos": 1}
+    ids: list[Operand] = [_i(9, 2, 6), _list(3, 5, 7), _list(11, 13, 17, 19)]
+    more = [_i(9, 2, 2), _list(0, 11, 24, 41), _number(7, "int64"), _i(2, 2, 6, dtype="int32")]
+    yield Row("NGramHashMapping", [*ids, *more], tables, outputs=2)
+    yield Row("NGramHashMapping", ids, tables)
+
+
 def _images() -> Iterator[Row]:
     """Yield operators on images, of the standard's beginnings too, and other operators."""
     x = _f(2, 3, 6, 7)
@@ -468,6 +484,7 @@ def rows() -> Iterator[Row]:
     yield from _products()
     yield from _recurrent()
     yield from _newer()
+    yield from _engram()
     yield from _images()
     yield from _texts()
     yield from _quantized()

@@ -25,7 +25,7 @@ from subgraph.ops.attention.decoding import UPDATE_RULES, require_heads, require
 from .attention import axes
 
 _OPSET = 27  # of LinearAttention in the standard
-_END = (1 << 63) - 1  # the end of a dimension, for Slice
+END = (1 << 63) - 1  # the end of a dimension, for Slice
 
 
 def refuse_cuda_only(call: Call, **expected: int) -> None:
@@ -108,8 +108,8 @@ def causal_conv_with_state(call: Call) -> Results:
     y = call.Conv(padded, weight, bias, group=call.size(weight, 0), dilations=[dilation])
     if call.attribute("activation") != "none":
         y = call.Swish(y)
-    begin = axes(call, -steps if steps else _END)
-    present = call.Slice(padded, begin, axes(call, _END), axes(call, 2))
+    begin = axes(call, -steps if steps else END)
+    present = call.Slice(padded, begin, axes(call, END), axes(call, 2))
     if not last:
         return [y, present, None]
     y = call.Reshape(call.Transpose(y, perm=(0, 2, 1)), call.Shape(given))
