@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import attrs
 import numpy as np
 
 from subgraph.engine.codegen.tiling import FEW_ROWS, MATRIX_DEPTH, MATRIX_ROWS
@@ -23,6 +24,7 @@ from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.movement.packing import matrix_panels
+from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
     NO_ACTIVATION,
@@ -99,6 +101,16 @@ def _integer_gemm(node: Node, low: Lowering) -> None:
         e = Expression()
         total = e("add", e.input(y.dtype), e.input(y.dtype))
         emit_expression(low, e, [source(product), source(added)], [(total, y)])
+
+
+@lowering("FusedDistances", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
+def distances(node: Node, low: Lowering) -> None:
+    """Lower FusedDistances to a product whose tiles sum squares of differences."""
+    x, y, out = low.input(0), low.input(1), low.output()
+    a = matrix(viewed(low, x, (*x.shape[:-2], x.shape[-1])))
+    b = matrix(viewed(low, y, (*y.shape[:-3], *y.shape[-2:]))).transposed
+    of = attrs.evolve(direct_tiles(out.dtype), squares=True)
+    emit_product(low, Product(a, b, out, NO_ACTIVATION, tiles=of))
 
 
 @lowering("FusedGroupedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)

@@ -21,6 +21,7 @@ from subgraph.operators.requirements import (
     is_known,
     require,
     require_broadcast,
+    require_broadcast_together,
     require_dtype,
     require_rank,
     require_shape,
@@ -153,6 +154,26 @@ def grouped_operands(node: Node, weights: Tensor, indices: Tensor, x: Tensor) ->
     wanted = (weights.shape[2], 1) if first else (1, weights.shape[1])
     if not x.shape[1:] == wanted:
         raise ShapeError(f"vectors {list(x.shape)} do not fit the matrices {list(weights.shape)}")
+
+
+def distances_operands(node: Node, x: Tensor, y: Tensor) -> None:
+    """Require that rows have the same length.
+
+    FusedDistances is ``sum((x - y)**2)`` along the last axis.
+
+    Args:
+        node: The FusedDistances.
+        x: Rows, ``[..., N, 1, K]``.
+        y: Rows, ``[..., 1, M, K]``.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
+    require_dtype("y", y, x.dtype)
+    require(x.rank >= 3 and x.shape[-2] == 1, "x has shape {}", list(x.shape))
+    require(y.rank >= 3 and y.shape[-3] == 1, "y has shape {}", list(y.shape))
+    require(x.shape[-1] == y.shape[-1], "rows of {} and {} elements", x.shape[-1], y.shape[-1])
+    require_broadcast_together(x, y)
 
 
 def einsum_operands(node: Node, *operands: Tensor | None) -> None:
@@ -385,4 +406,5 @@ declare(
     "MatMul", requires=matmul_operands, infer=matmul, speculatable=True, batch=matrix_product(0, 1)
 )
 declare("FusedMatMul", domain=INTERNAL_DOMAIN, requires=fused_operands)
+declare("FusedDistances", domain=INTERNAL_DOMAIN, requires=distances_operands)
 declare("FusedGroupedMatMul", domain=INTERNAL_DOMAIN, requires=grouped_operands)

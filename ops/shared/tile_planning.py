@@ -46,6 +46,7 @@ class Tiles:
             ``dtype``.
         operands: ``"bfloat16"`` for matrix tiles, which multiply numbers of bfloat16 and add them
             in ``dtype`` (`subgraph.engine.codegen.matrix_tile`); "" for tiles of ``dtype``.
+        squares: Whether contraction tiles sum squares of differences instead of products.
     """
 
     dtype: str
@@ -54,6 +55,7 @@ class Tiles:
     nv: int
     weights: str = ""
     operands: str = ""
+    squares: bool = False
 
     @property
     def item(self) -> int:
@@ -110,6 +112,8 @@ class Tiles:
             )
         # Many-row tiles were tuned without prefetching.
         extra: dict[str, bool] = {"ahead": True} if ahead and self.few_rows else {}
+        if self.squares:
+            extra["squares"] = True
         return Kernel(
             "subgraph.engine.codegen.tile", "contraction", masked=masked, **extra, **self.variant
         )

@@ -60,9 +60,10 @@ def chosen() -> list[Case]:
 
 
 def test_what_the_cpu_has_opencl_has() -> None:
-    """But ai.onnx.ml, and what fusions for the CPU make of quantised models, weights, experts."""
+    """But ai.onnx.ml, and what fusions make of quantised models, weights, experts, distances."""
     missing = set(LOWERINGS.names()) - set(CL_LOWERINGS.names())
-    made = ("::FusedQ", "::FusedMatMulNBits", "::FusedGroupedMatMul", "ai.onnx.ml::")
+    made = ["::FusedQ", "::FusedMatMulNBits", "::FusedGroupedMatMul", "::FusedDistances"]
+    made += ["ai.onnx.ml::"]
     assert {name for name in missing if not any(each in name for each in made)} == set()
 
 

@@ -97,6 +97,7 @@ class _Tile(Sums):
         masked: Whether the last vector of a row has `TileBlock.tail` elements only.
         ahead: Whether steps prefetch the memory at `TileBlock.ahead`.
         weights: ``"bfloat16"`` or ``"float16"`` if B is stored so; "" for the tile's dtype.
+        squares: Whether sums are of squares of differences instead of products.
 
     Attributes:
         w: Fields of the block that are loaded once.
@@ -113,9 +114,10 @@ class _Tile(Sums):
         masked: bool,
         ahead: bool = False,
         weights: str = "",
+        squares: bool = False,
     ) -> None:
         self.t, self.mr, self.nv = t, mr, nv
-        self.weights = weights
+        self.weights, self.squares = weights, squares
         self.right_bytes = e.lanes * (2 if weights else e.item)  # a vector of B
         self.fetch = Prefetcher(e, t, nv * self.right_bytes) if ahead else None
         self.w = {name: e.word(t, name) for name in _LOOP_WORDS}
@@ -159,6 +161,13 @@ class _Tile(Sums):
         # Packed weights are padded to whole vectors, so that no mask is needed.
         bits = load_at(self.e.b, address, ir.VectorType(I16, self.e.lanes), 2)
         return half_to_f32(self.e.b, bits, self.weights)
+
+    def add(self, i: int, j: int, x: Any, y: Any) -> None:
+        """Add the product of two vectors, or the square of their difference, to a sum."""
+        e = self.e
+        if self.squares:
+            x = y = e.b.fsub(x, y)
+        e.put(self.acc[i][j], e.fma(x, y, e.get(self.acc[i][j])))
 
     def start(self) -> None:
         """Set the accumulators to their initial values if `TileBlock.start` is set."""
@@ -312,7 +321,7 @@ def _emit_contraction(tile: _Tile) -> None:
                 base = b.add(a, b.mul(w["a_row"], e.const(i)))
             x = e.broadcast(b.add(base, b.mul(w["a_row"], e.const(i % 3))))
             for j in range(nv):
-                e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
+                tile.add(i, j, x, vectors[j])
             e.fence_values(acc[i])
 
     # Taller tiles need several address registers for a step (`FEW_ROWS`).
@@ -326,7 +335,7 @@ def _emit_contraction(tile: _Tile) -> None:
         for i in range(mr):
             x = e.broadcast(b.add(b.add(a, offsets[i]), e.const(number * e.item)))
             for j in range(nv):
-                e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
+                tile.add(i, j, x, vectors[j])
             e.fence_values(acc[i])
 
     def dense_steps(at_a: Any, at_b: Any, steps: Any) -> Any:
@@ -390,6 +399,7 @@ def contraction(
     masked: bool,
     ahead: bool = False,
     weights: str = "",
+    squares: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel that computes one contraction tile.
 
@@ -405,10 +415,11 @@ def contraction(
         ahead: Whether to prefetch the memory at `TileBlock.ahead` into the L2 cache meanwhile.
         weights: ``"bfloat16"`` or ``"float16"`` if B is stored so and is converted in registers,
             for packed B only; "" for ``dtype``.
+        squares: Whether to sum squares of differences instead of products.
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:
-        _emit_contraction(_Tile(e, t, rows, vectors, masked, ahead, weights))
+        _emit_contraction(_Tile(e, t, rows, vectors, masked, ahead, weights, squares))
 
     sizes = [(rows, vectors) for vectors in range(1, nv + 1) for rows in row_counts(mr)]
     name = "masked_tile" if masked else "tile"
