@@ -40,20 +40,53 @@ from .patterns import compiled, regex_full_match, splitter_of, tokenizer
 
 @attrs.frozen(eq=False)
 class Pool:
-    """The n-grams of a TfIdfVectorizer.
+    """The n-grams of a TfIdfVectorizer, as a tree of their words.
+
+    Words have numbers from 1 on, in each of the following positions of an n-gram also its beginning
+    up to there; 0 is a word, or a beginning, that no n-gram has.
 
     Attributes:
-        columns: Column of the output that counts each n-gram of a length that is searched; n-grams
-            are tuples of words, those of one word the word itself.
+        words: Number of each word.
+        table: Numbers of the whole numbers from ``least - 1`` on, if they are close to each other.
+        least: The least of the pool's whole numbers.
+        keys: For the second and each later position the sorted keys of beginnings: the number of
+            the beginning before it, times the count of words plus 1, plus the number of the word.
+        columns: For each position the column of the output that counts a beginning, by its number;
+            -1 for one that is no whole n-gram.
         lengths: Least and most words of an n-gram.
         width: Columns of the output.
-        weights: One for each column, or empty.
+        weights: One for each column, or empty. The attribute has one for each n-gram of the pool,
+            as the standard says; onnx.reference takes them for those of columns.
     """
 
-    columns: dict[Any, int]
+    words: dict[Any, int]
+    table: Array | None
+    least: int
+    keys: list[Array]
+    columns: list[Array]
     lengths: tuple[int, int]
     width: int
     weights: Array
+
+    def numbers(self, x: Array) -> Array:
+        """Return the number of each word."""
+        if self.table is None:
+            found = map(self.words.get, x.reshape(-1).tolist(), itertools.repeat(0))
+            return np.fromiter(found, np.int64, x.size).reshape(x.shape)
+        first = self.least - 1
+        return self.table[np.clip(x, first, first + self.table.size - 1) - first]
+
+    def longer(self, k: int, beginnings: Array, words: Array) -> Array:
+        """Return the numbers of beginnings with the word at position ``k`` behind them."""
+        keys = self.keys[k - 1]
+        wanted = beginnings * (len(self.words) + 1) + words
+        places = np.searchsorted(keys, wanted)
+        exists = keys[np.minimum(places, keys.size - 1)] == wanted
+        return np.where(exists, places + 1, 0)
+
+
+# Whole numbers in a range of at most so many are found by a table of 8 MiB, others by a dictionary.
+_MAX_TABLE = 1 << 20
 
 
 def pool_of(node: Node) -> Pool:
@@ -63,8 +96,8 @@ def pool_of(node: Node) -> Pool:
         ShapeError: Its attributes contradict each other.
     """
     options = attributes(node)
-    words = [int(word) for word in options["pool_int64s"] or ()]
-    pool: Sequence[Any] = words or [decoded(word) for word in options["pool_strings"] or ()]
+    integers = [int(word) for word in options["pool_int64s"] or ()]
+    pool: Sequence[Any] = integers or [decoded(word) for word in options["pool_strings"] or ()]
     starts = [*(int(n) for n in options["ngram_counts"]), len(pool)]
     if any(a > b for a, b in itertools.pairwise([0, *starts])):
         raise ShapeError(f"ngram_counts {starts[:-1]} do not fit a pool of {len(pool)} words")
@@ -74,24 +107,68 @@ def pool_of(node: Node) -> Pool:
         raise ShapeError(f"ngram_indexes begin at {min(indexes)}; they must not be negative")
     check_memory(width * 16, f"a row of counts for ngram_indexes up to {width - 1}")
     weights = np.array(options["weights"] or (), np.float32)
-    if 0 < weights.size < width:
-        raise ShapeError(f"{weights.size} weights for {width} columns of counts")
+    if 0 < weights.size < len(indexes):
+        raise ShapeError(f"{weights.size} weights for {len(indexes)} n-grams")
+    if weights.size:
+        by_column = np.ones(width, np.float32)
+        by_column[indexes] = weights[: len(indexes)]
+        weights = by_column
     lengths = int(options["min_gram_length"]), int(options["max_gram_length"])
     if not 1 <= lengths[0] <= lengths[1]:
         raise ShapeError(f"min_gram_length is {lengths[0]}, max_gram_length {lengths[1]}")
-    columns: dict[Any, int] = {}
+    words: dict[Any, int] = {}
+    for word in pool:
+        words.setdefault(word, len(words) + 1)
+    codes = np.fromiter((words[word] for word in pool), np.int64, len(pool))
+    grams: list[tuple[Array, list[int]]] = []  # words and columns of the n-grams of each length
     number = 0
     for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
         if (end - start) % size:
             raise ShapeError(f"{end - start} words of the pool do not make {size}-grams")
-        for first in range(start, end - size + 1, size):
-            if number >= len(indexes):
-                raise ShapeError(f"ngram_indexes has {len(indexes)} entries, the pool more n-grams")
-            if lengths[0] <= size <= lengths[1]:
-                gram = tuple(pool[first : first + size]) if size > 1 else pool[first]
-                columns[gram] = indexes[number]
-            number += 1
-    return Pool(columns, lengths, width, weights[:width])
+        count = (end - start) // size
+        if number + count > len(indexes):
+            raise ShapeError(f"ngram_indexes has {len(indexes)} entries, the pool more n-grams")
+        if not lengths[0] <= size <= lengths[1]:
+            grams.append((np.zeros((0, size), np.int64), []))
+        else:
+            columns = indexes[number : number + count]
+            grams.append((codes[start:end].reshape(-1, size), columns))
+        number += count
+    table, least = _table(integers, words)
+    return Pool(words, table, least, *_tree(grams, len(words)), lengths, width, weights)
+
+
+def _table(integers: Sequence[int], words: dict[Any, int]) -> tuple[Array | None, int]:
+    """Return `Pool.table` and `Pool.least`."""
+    least, most = min(integers, default=0), max(integers, default=0)
+    if not integers or most - least > _MAX_TABLE or max(-least, most) >= 1 << 30:
+        return None, 0
+    table = np.zeros(most - least + 3, np.int64)
+    table[np.fromiter(words, np.int64) - (least - 1)] = np.fromiter(words.values(), np.int64)
+    return table, least
+
+
+def _tree(grams: Sequence[tuple[Array, list[int]]], words: int) -> tuple[list[Array], list[Array]]:
+    """Return `Pool.keys` and `Pool.columns` of the n-grams of each length."""
+    keys: list[Array] = []
+    columns: list[Array] = []
+    beginnings = [codes[:, 0] for codes, _ in grams]
+    for k, (_, ends) in enumerate(grams):
+        count = words
+        if k:
+            longer = [
+                begun * (words + 1) + codes[:, k]
+                for begun, (codes, _) in zip(beginnings[k:], grams[k:], strict=True)
+            ]
+            keys.append(np.unique(np.concatenate(longer)))
+            beginnings[k:] = [np.searchsorted(keys[-1], found) + 1 for found in longer]
+            count = keys[-1].size
+        columns.append(np.full(count + 1, -1))
+        columns[-1][beginnings[k]] = ends
+    while keys and not keys[-1].size:  # no n-gram is as long
+        keys.pop()
+        columns.pop()
+    return keys, columns
 
 
 def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -101,14 +178,13 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     skip, mode = int(options["max_skip_count"]), decoded(options["mode"])
     if x.ndim == 2 and not len(x):
         raise ShapeError(f"words of shape {list(x.shape)}; they are one row or several")
-    lines = (x if x.ndim == 2 else x.reshape(1, -1)).tolist()
+    lines = pool.numbers(x if x.ndim == 2 else x.reshape(1, -1))
     check_memory(len(lines) * pool.width * 16, f"{len(lines)} rows of {pool.width} counts")
-    # All rows have as many words, and so as many n-grams.
-    grams = itertools.chain.from_iterable(_ngrams(words, pool.lengths, skip) for words in lines)
-    columns = map(pool.columns.get, grams, itertools.repeat(-1))
-    found = np.fromiter(columns, np.int64).reshape(len(lines), -1)
-    places = found + pool.width * np.arange(len(lines))[:, None]
-    counts: Array = np.bincount(places[found >= 0], minlength=len(lines) * pool.width)
+    counts: Array = np.zeros(len(lines) * pool.width, np.int64)
+    rows = pool.width * np.arange(len(lines))[:, None]
+    for columns in _columns_of_ngrams(pool, lines, skip):
+        found = (columns + rows)[columns >= 0]
+        counts += np.bincount(found, minlength=counts.size)
     counts = counts.reshape((*x.shape[:-1], pool.width))
     if mode == "IDF":
         counts = counts > 0
@@ -117,17 +193,27 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [counts.astype(np.float32)]
 
 
-def _ngrams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterable[Any]:
-    """Return the n-grams of a row, with up to ``skip`` words left out between two of theirs."""
-    found: list[Iterable[Any]] = [words] if lengths[0] <= 1 else []
-    # An n-gram cannot be longer than the row, nor its words further apart.
-    for size in range(max(lengths[0], 2), min(lengths[1], len(words)) + 1):
-        for distance in range(1, min(skip, len(words)) + 2):
-            if distance * (size - 1) >= len(words):
+def _columns_of_ngrams(pool: Pool, lines: Array, skip: int) -> Iterable[Array]:
+    """Yield the columns of the n-grams of rows of words, -1 for those that are not in the pool.
+
+    Args:
+        pool: The n-grams.
+        lines: Rows of the words' numbers.
+        skip: Words that may be left out between two of an n-gram, the same number everywhere.
+    """
+    size = lines.shape[1]
+    if pool.lengths[0] <= 1 and pool.columns:
+        yield pool.columns[0][lines]
+    for distance in range(1, min(skip, size) + 2 if pool.keys else 1):
+        beginnings = lines
+        for k in range(1, len(pool.columns)):
+            # Each word with those at its multiples of the distance.
+            end = k * distance
+            if end >= size:
                 break
-            # Each word with those at its multiples of the distance; the shortest list ends it.
-            found.append(zip(*(words[k * distance :] for k in range(size)), strict=False))
-    return itertools.chain.from_iterable(found)
+            beginnings = pool.longer(k, beginnings[:, : size - end], lines[:, end:])
+            if k + 1 >= pool.lengths[0]:
+                yield pool.columns[k][beginnings]
 
 
 def _lengths(texts: Array) -> Array:
