@@ -180,6 +180,10 @@ def _newer() -> Iterator[Row]:
 
 
 def _engram() -> Iterator[Row]:
+    tokens: list[Operand] = [_f(10, 5), _f(5, 1, 3), _list(0, 3, 7, 10, dtype="int32"), _f(5)]
+    tokens += [_f(3, 5, 4), _list(2, 0, 9, dtype="int32")]
+    steps = {"dilation": 2, "state_update_capacity": 3, "activation": "silu"}
+    yield Row("VarlenCausalConvWithState", tokens, steps, outputs=3)
     streams, flat, gates = _f(2, 3, 4, 8), _f(2, 3, 32), _f(2, 3, 4)
     four = {"num_branches": 4}
     yield Row("HyperConnectionPreMix", [streams, gates], {"reduction_scale": 0.5})
