@@ -71,10 +71,11 @@ class Pool:
     def numbers(self, x: Array) -> Array:
         """Return the number of each word."""
         if self.table is None:
-            found = map(self.words.get, x.reshape(-1).tolist(), itertools.repeat(0))
-            return np.fromiter(found, np.int64, x.size).reshape(x.shape)
+            numbers = map(self.words.get, x.reshape(-1).tolist(), itertools.repeat(0))
+            return np.fromiter(numbers, np.int64, x.size).reshape(x.shape)
         first = self.least - 1
-        return self.table[np.clip(x, first, first + self.table.size - 1) - first]
+        found: Array = self.table[np.clip(x, first, first + self.table.size - 1) - first]
+        return found
 
     def longer(self, k: int, beginnings: Array, words: Array) -> Array:
         """Return the numbers of beginnings with the word at position ``k`` behind them."""
