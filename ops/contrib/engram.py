@@ -274,7 +274,9 @@ def ngram_hash_mapping(call: Call) -> Results:
     tables = before * heads
     at = call.Where(call.Less(sizes, 1), axes(call, tables), axes(call, *range(tables)))
     sizes = call.Gather(sizes, at)
-    hashed, hidden, found = None, None, []
+    found: list[Any] = []
+    hashed: Any = None
+    hidden: Any = None
     for k in range(longest):
         word = shifted(known, k)
         if k:

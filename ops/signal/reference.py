@@ -43,13 +43,13 @@ def time_warping(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     from_diagonal, from_above = (np.zeros(sums.shape, bool) for _ in range(2))
     for k in range(rows + columns - 1):
         first, last = max(0, k - columns + 1), min(rows, k + 1)
-        i = np.arange(first, last)
-        diagonal, above, before = sums[k, first:last], sums[k + 1, first:last], sums[k + 1, i + 1]
+        row = np.arange(first, last)
+        diagonal, above, before = sums[k, first:last], sums[k + 1, first:last], sums[k + 1, row + 1]
         in_diagonal = (diagonal < above) & (diagonal < before)
         in_above = (above < diagonal) & (above < before)
         least = np.where(in_diagonal, diagonal, np.where(in_above, above, before))
-        sums[k + 2, i + 1] = costs[i, k - i] + least
-        from_diagonal[k + 2, i + 1], from_above[k + 2, i + 1] = in_diagonal, in_above
+        sums[k + 2, row + 1] = costs[row, k - row] + least
+        from_diagonal[k + 2, row + 1], from_above[k + 2, row + 1] = in_diagonal, in_above
     path: list[tuple[int, int]] = []
     i, j = rows - 1, columns - 1
     while i >= 0 and j >= 0:

@@ -16,7 +16,10 @@ from tests.support.requirements import Use, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BATCH, STREAMS, SIZE = (2, 3), 4, 8
-TOLERANCES = {"float32": {"rtol": 1e-5}, "float16": {"rtol": 2e-3, "atol": 2e-3}}
+TOLERANCES: dict[str, dict[str, Any]] = {
+    "float32": {"rtol": 1e-5},
+    "float16": {"rtol": 2e-3, "atol": 2e-3},
+}
 X, FLAT, BLOCK = floats(*BATCH, STREAMS, SIZE), floats(*BATCH, STREAMS * SIZE), floats(*BATCH, SIZE)
 GATES = [(*BATCH, STREAMS), (*BATCH, STREAMS, 1), (*BATCH, STREAMS, SIZE)]
 
@@ -29,7 +32,7 @@ def _in(dtype: str, *arrays: Array | None) -> list[Array | None]:
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("gates", GATES)
 def test_hyper_connections(gates: tuple[int, ...], dtype: str, symbolic: bool) -> None:
-    form = {**TOLERANCES[dtype], "symbolic": symbolic}
+    form: dict[str, Any] = {**TOLERANCES[dtype], "symbolic": symbolic}
     gate = floats(*gates, seed=1)
     check("HyperConnectionPreMix", _in(dtype, X, gate), reduction_scale=0.5, **form)
     for mix in (None, floats(*BATCH, STREAMS, STREAMS)):

@@ -12,7 +12,7 @@ from tests.support.contrib import check
 from tests.support.requirements import Use, floats, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-OLD = {"domain": "", "standard": 9}
+OLD: dict[str, Any] = {"domain": "", "standard": 9}
 X, IMAGES = floats(2, 5), floats(2, 3, 4, 5)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,7 +24,7 @@ IMAGES = np.array([0, 1, 1, 0, 1], np.int32)
 def test_crops(size: list[int], mode: str, symbolic: bool) -> None:
     inputs = [floats(2, 3, 6, 7), ROIS, IMAGES, np.array(size, np.int32)]
     constants = [] if symbolic else [3]
-    form = {"mode": mode, "extrapolation_value": 0.5}
+    form: dict[str, Any] = {"mode": mode, "extrapolation_value": 0.5}
     check("CropAndResize", inputs, constants=constants, symbolic=symbolic, **form)
 
 
@@ -56,9 +58,9 @@ def test_no_crops() -> None:
         ([3, 0, 0, 2], {"kernel_shape": [3, 3], "auto_pad": "NOTSET"}),
     ],
 )
-def test_pads_that_are_an_input(pads: list[int], form: dict[str, object], symbolic: bool) -> None:
+def test_pads_that_are_an_input(pads: list[int], form: dict[str, Any], symbolic: bool) -> None:
     group = form.get("group", 1)
-    inputs = [floats(2, 4, 5, 6), floats(4, 3, 3, 3), np.array(pads), floats(3 * int(str(group)))]
+    inputs = [floats(2, 4, 5, 6), floats(4, 3, 3, 3), np.array(pads), floats(3 * group)]
     constants = [1, 3] if symbolic else [1, 2, 3]
     check(
         "ConvTransposeWithDynamicPads", inputs, constants=constants, symbolic=symbolic, atol=1e-4,
@@ -74,13 +76,13 @@ def test_pads_of_other_dimensions(shape: tuple[int, ...]) -> None:
     check("ConvTransposeWithDynamicPads", inputs, constants=[1, 2], atol=1e-4)
 
 
-def _crop(k: int, other: np.ndarray, **form: object) -> Use:
+def _crop(k: int, other: np.ndarray, **form: Any) -> Use:
     given_: list[np.ndarray | None] = [floats(2, 3, 6, 7), ROIS, IMAGES, np.array([3, 4], np.int32)]
     given_[k] = other
     return Use("CropAndResize", given_, form, 1, 1, "com.microsoft")
 
 
-def _padded(pads: np.ndarray | None, **form: object) -> Use:
+def _padded(pads: np.ndarray | None, **form: Any) -> Use:
     operands = [floats(2, 4, 5, 6), floats(4, 3, 3, 3), pads]
     return Use("ConvTransposeWithDynamicPads", operands, form, 1, 1, "com.microsoft")
 

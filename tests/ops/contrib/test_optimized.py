@@ -65,7 +65,7 @@ class Net:
 
 def saved(model: onnx.ModelProto, folder: Path, level: str = "ALL") -> onnx.ModelProto:
     """Return the model as ONNX Runtime saves it after its optimizations for this machine."""
-    options = onnxruntime.SessionOptions()
+    options: Any = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(
         onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}"
     )
@@ -124,7 +124,12 @@ def test_layers_of_images(size: int, tmp_path: Path) -> None:
     pooled = net.add("AveragePool", kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)
     net.add("Concat", total, pooled, axis=1)
     net.conv(64, 20, 1)
-    net.add("Clip", net.last, net.constant(np.float32(-1)), net.constant(np.float32(1)))
+    net.add(
+        "Clip",
+        net.last,
+        net.constant(np.array(-1, np.float32)),
+        net.constant(np.array(1, np.float32)),
+    )
     scales = net.constant(np.array([1, 1, 2, 3], np.float32))
     form = {"mode": "nearest", "nearest_mode": "floor"}
     net.add("Resize", net.last, "", scales, coordinate_transformation_mode="asymmetric", **form)

@@ -14,7 +14,10 @@ from tests.support.peer import random
 from tests.support.requirements import DEVICES, Use, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-TOLERANCES = {"float32": {"rtol": 1e-5}, "float16": {"rtol": 2e-3, "atol": 2e-3}}
+TOLERANCES: dict[str, dict[str, Any]] = {
+    "float32": {"rtol": 1e-5},
+    "float16": {"rtol": 2e-3, "atol": 2e-3},
+}
 
 
 def operands(
@@ -26,7 +29,13 @@ def operands(
     x, weight, added = (part.astype(dtype) for part in parts)
     state = random(sequences, 5, steps, seed=3).astype(dtype)
     shown = np.array([9, -1, 2], np.int32)[:sequences]
-    found = [x, weight, np.array(ends, np.int32), added if bias else None, state]
+    found: list[Array | None] = [
+        x,
+        weight,
+        np.array(ends, np.int32),
+        added if bias else None,
+        state,
+    ]
     return [*found, shown] if count else found
 
 

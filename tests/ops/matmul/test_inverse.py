@@ -35,6 +35,8 @@ def test_a_matrix_without_inverse_does_not_change_others() -> None:
 
 
 test_other_matrices_are_refused = refused(
-    Use("Inverse", [floats(*shape)], {}, 1, 1, "com.microsoft")
-    for shape in ((2, 3), (3,), (), (2, 3, 2))
+    [
+        Use("Inverse", [floats(*shape)], {}, 1, 1, "com.microsoft")
+        for shape in ((2, 3), (3,), (), (2, 3, 2))
+    ]
 )

@@ -46,6 +46,8 @@ def test_infinities_and_nan() -> None:
 
 
 test_other_shapes_are_refused = refused(
-    Use("DynamicTimeWarping", [floats(*shape)], {}, 1, 1, "com.microsoft")
-    for shape in ((2, 3, 4), (3,), (0, 3, 4), (1, 1, 2, 3))
+    [
+        Use("DynamicTimeWarping", [floats(*shape)], {}, 1, 1, "com.microsoft")
+        for shape in ((2, 3, 4), (3,), (0, 3, 4), (1, 1, 2, 3))
+    ]
 )

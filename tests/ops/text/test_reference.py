@@ -62,7 +62,7 @@ def test_n_grams_are_counted_as_onnx_reference_counts_them(data: st.DataObject) 
     # The standard has a weight for each n-gram, onnx.reference one for each column.
     weights = np.zeros(number)
     weights[attributes["ngram_indexes"]] = attributes["weights"]
-    form = {**attributes, "weights": weights.tolist()}
+    form: dict[str, Any] = {**attributes, "weights": weights.tolist()}
     other, _ = model_of_node("TfIdfVectorizer", [x], 9, **form)
     want: Any = onnx.reference.ReferenceEvaluator(other).run(None, {"i0": x})
     got = sg.compile_model(sg.load(model), "REFERENCE")(given_inputs)[0]
