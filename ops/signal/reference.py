@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.reference import standard
 
 
@@ -32,7 +33,7 @@ def time_warping(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     (openai/whisper, timing.py): a step comes from the diagonal or from the row above if that is
     cheaper than both others, else from the column before.
     """
-    costs = inputs[0].reshape(inputs[0].shape[-2:])
+    costs: Array = inputs[0].reshape(inputs[0].shape[-2:])
     rows, columns = costs.shape
     if not costs.size:
         return [np.zeros((2, 0), np.int32)]
@@ -43,7 +44,7 @@ def time_warping(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     from_diagonal, from_above = (np.zeros(sums.shape, bool) for _ in range(2))
     for k in range(rows + columns - 1):
         first, last = max(0, k - columns + 1), min(rows, k + 1)
-        row = np.arange(first, last)
+        row: Array = np.array(range(first, last))
         diagonal, above, before = sums[k, first:last], sums[k + 1, first:last], sums[k + 1, row + 1]
         in_diagonal = (diagonal < above) & (diagonal < before)
         in_above = (above < diagonal) & (above < before)
