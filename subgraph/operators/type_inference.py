@@ -20,7 +20,7 @@ from subgraph.graph.types import (
     TensorType,
     ValueType,
 )
-from subgraph.operators.bodies import check_node
+from subgraph.operators.bodies import check_bodies, check_node
 from subgraph.operators.inference import infer_types, scanned_inputs
 from subgraph.operators.op_checks import output_types
 from subgraph.operators.operator import operator_of
@@ -260,9 +260,9 @@ class Inference:
         Raises:
             ShapeError: the types do not fit the operator.
         """
-        if node.attrs and node.bodies:
-            return self._control_flow(node, types)
         arrays = [self._array(v, k) for v, k in zip(node.inputs, known, strict=True)]
+        if node.attrs and node.bodies:
+            return self._control_flow(node, types, arrays)
         at = operator_of(node).shape_at
         if at is not None and at < len(known) and is_partial(known[at]):
             arrays[at] = known[at]
@@ -289,9 +289,14 @@ class Inference:
     # Control flow
 
     def _control_flow(
-        self, node: Node, types: Sequence[ValueType | None]
+        self,
+        node: Node,
+        types: Sequence[ValueType | None],
+        arrays: Sequence[Array | None],
     ) -> Sequence[ValueType | None]:
-        check_node(node)
+        own = not node.domain and node.op_type in ("If", "Loop", "Scan")
+        # Others are checked when their bodies have types.
+        (check_node if own else check_bodies)(node)
         captured = iter(node.captures)
         outside: dict[Value, Array | None] = {}
         for body in node.bodies:
@@ -312,7 +317,7 @@ class Inference:
             return self._scan(node, node.bodies[0], types, outside)
         for body in node.bodies:
             infer_graph(body, strict=self._strict, known=outside)
-        return []
+        return infer_types(node, types, arrays)
 
     def _loop(
         self,

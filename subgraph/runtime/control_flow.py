@@ -1,4 +1,4 @@
-"""If, Loop, Scan and SequenceMap for the default executor: they run their bodies' executors.
+"""If, Loop, Scan, SequenceMap and others for the default executor, by executors of their bodies.
 
 The inputs of each runner are the node's inputs followed by its captures, and its results are the
 node's outputs. The inputs of a body are its own inputs followed by its captures.
@@ -71,6 +71,10 @@ def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
             from subgraph.runtime.flex_attention import flex_attention
 
             return flex_attention(node, [body.run for body in bodies])
+        case ("com.microsoft", "BeamSearch" | "GreedySearch" | "Sampling" | "WhisperBeamSearch"):
+            from subgraph.runtime.generation.search import generation
+
+            return generation(node, [body.run for body in bodies])
         case _:
             raise UnsupportedOpError(
                 f"node {node.name!r}: operator {node.domain}.{node.op_type} has bodies, and the "

@@ -28,6 +28,7 @@ ORDER = [
     "weights",
     "operators",
     "transform",
+    "runtime.generation",
     "runtime",
     "partition.search",
     "partition",

@@ -1,0 +1,1 @@
+"""GreedySearch, Sampling, BeamSearch and WhisperBeamSearch: loops that call their bodies."""
