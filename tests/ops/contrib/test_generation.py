@@ -203,3 +203,208 @@ def test_bodies_run_on_cpu(kind: str) -> None:
     assert np.array_equal(model(case.operands)[0], again[0])
     regions = model.get_property("REGION_STRATEGIES")
     assert len(regions) >= 1
+
+
+# Other outputs, other ways to run
+
+
+def small(op_type: str, *, outputs: Any = SCORED[:1], **changes: Any) -> tuple[Any, Any]:
+    """Return a model of a small search, and its operands; ``changes`` of both, by name."""
+    formals = get_schema(op_type, "com.microsoft").inputs
+    tokens = np.random.default_rng(0).integers(2, 23, (2, 5)).astype(np.int32)
+    operands: dict[str, Any] = {"input_ids": tokens, "max_length": one(9)}
+    attributes: dict[str, Any] = {"eos_token_id": 2, "pad_token_id": 1, "decoder": gpt()}
+    if "Beam" in op_type:
+        operands |= {"num_beams": one(2), "num_return_sequences": one(1), "min_length": one(0)}
+        operands |= {"length_penalty": one(1, np.float32)}
+    if op_type == "WhisperBeamSearch":
+        operands["input_ids"] = np.ones((2, 5, 7), np.float32)
+        attributes["encoder"], attributes["decoder"] = encoder_decoder(whisper=True)
+        attributes["decoder_start_token_id"] = 1
+    for name, value in changes.items():
+        (operands if name in formals else attributes)[name] = value
+    operands = {name: array for name, array in operands.items() if array is not None}
+    attributes = {name: value for name, value in attributes.items() if value is not None}
+    model = generation_model(op_type, operands, outputs, formals, **attributes)
+    return model, operands
+
+
+def probabilities_of_next(decoder: Any, operands: dict[str, Array]) -> Array:
+    """Return the probability of each token after the first row of ``operands``."""
+    model, operands = small(
+        "BeamSearch",
+        outputs=SCORED,
+        decoder=decoder,
+        input_ids=operands["input_ids"][:1],
+        num_beams=one(1),
+    )
+    return np.exp(expected_of(model, operands)[2][0, 0, 0])
+
+
+@pytest.mark.parametrize("custom", [0, 1])
+def test_sampling_chooses_the_most_probable_tokens(custom: int) -> None:
+    rows, decoder = 4000, gpt(vocabulary=9, seed=4)
+    tokens = np.tile(np.array([[3, 4, 5]], np.int32), (rows, 1))
+    model, operands = small(
+        "Sampling",
+        decoder=decoder,
+        input_ids=tokens,
+        max_length=one(4),
+        eos_token_id=-1,
+        top_p=0.7,
+        custom=custom,
+        seed=one(5),
+    )
+    p = probabilities_of_next(decoder, operands)
+    compiled = sg.compile_model(sg.load(model), "REFERENCE")
+    found = compiled(operands)[0]
+    assert np.array_equal(found, compiled(operands)[0])  # it depends on the seed alone
+    order = np.argsort(-p)
+    kept = order[: 1 + int(np.argmax(np.cumsum(p[order]) > 0.7))]
+    wanted = np.zeros(9)
+    wanted[kept] = p[kept] / p[kept].sum()
+    theirs = np.bincount(expected_of(model, operands)[0][:, 3], minlength=9) / rows
+    mine = np.bincount(found[:, 3], minlength=9) / rows
+    np.testing.assert_allclose(mine, wanted, atol=0.03)
+    np.testing.assert_allclose(theirs, wanted, atol=0.03)
+    other = compiled({**operands, "seed": one(6)})[0]
+    assert not np.array_equal(found, other)
+
+
+def test_sampling_lowers_scores_of_tokens_that_are_present() -> None:
+    # ONNX Runtime reads presence_mask on CUDA only.
+    mask = np.tile(np.arange(23, dtype=np.int32) % 2, (2, 1))
+    options = {"top_p": 1e-6, "min_tokens_to_keep": 1, "presence_penalty": 1e4}
+    model, operands = small("Sampling", presence_mask=mask, **options)
+    found = sg.compile_model(sg.load(model), "REFERENCE")(operands)[0][:, 5:]
+    assert ((found % 2 == 0) | (found == 1)).all()
+
+
+def test_the_probability_of_silence() -> None:
+    outputs = [*SCORED, ("", 0), ("speech", FLOAT)]
+    model, operands = small("WhisperBeamSearch", outputs=outputs, no_speech_token_id=7)
+    found = sg.compile_model(sg.load(model), "REFERENCE")(operands)
+    # The first beam has had no token before, so that its score is that of the token.
+    np.testing.assert_allclose(found[3], np.exp(found[2][0, :, 0, 7]), rtol=1e-5)
+
+
+def test_padded_logits_are_cut() -> None:
+    mask = (np.arange(23) < 20).astype(np.int32)
+    model, operands = small("GreedySearch", vocab_mask=mask)
+    want = expected_of(model, operands)[0]
+    model, operands = small("GreedySearch", vocab_size=20)
+    assert np.array_equal(sg.compile_model(sg.load(model), "REFERENCE")(operands)[0], want)
+
+
+def test_weights_of_bodies_may_be_those_of_the_graph() -> None:
+    model, operands = small("BeamSearch", outputs=SCORED)
+    want = expected_of(model, operands)
+    (body,) = (a.g for a in model.graph.node[0].attribute if a.name == "decoder")
+    model.graph.initializer.extend(body.initializer)
+    del body.initializer[:]
+    for device in ("CPU", "REFERENCE"):
+        found = sg.compile_model(sg.load(model), device)(operands)
+        assert np.array_equal(found[0], want[0])
+        np.testing.assert_allclose(found[1], want[1], rtol=1e-5)
+
+
+def test_a_search_is_saved_parsed_partitioned_and_exported(tmp_path: Any) -> None:
+    case = Case("BeamSearch1", 5)
+    graph = sg.load(case.model)
+    want = sg.compile_model(graph, "REFERENCE")(case.operands)
+
+    def same(model: sg.CompiledModel) -> bool:
+        found = model(case.operands)
+        return all(np.allclose(found[k], want[k], rtol=1e-4, atol=1e-5) for k in range(3))
+
+    assert same(sg.compile_model(sg.parse(str(graph)), "REFERENCE"))
+    assert same(sg.compile_model(sg.load(sg.to_onnx(graph.clone())), "REFERENCE"))
+    model = sg.compile_model(graph, "CPU")
+    model.export_model(tmp_path / "model")
+    assert same(sg.import_model(tmp_path / "model", "CPU"))
+    assert same(sg.compile_model(graph, "HETERO:CPU,REFERENCE"))
+    graph.attrs["subgraph_property"] = sg.ContainOpSelector({"MatMul", "Add", "Softmax"})
+    cut = sg.passes.apply_pass(graph, "PartitionGraph")
+    bodies = cut.node("search").bodies
+    assert any(node.subgraph is not None for body in bodies for node in body.nodes)
+    assert same(sg.compile_model(cut, "CPU"))
+    assert same(sg.compile_model(sg.load(sg.to_onnx(cut)), "REFERENCE"))
+
+
+def test_types_follow_from_constants() -> None:
+    graph = sg.load(small("BeamSearch", outputs=SCORED)[0])
+    assert [str(v.type) for v in graph.outputs] == [
+        "int32[input_ids.0, ?, ?]",
+        "float32[input_ids.0, ?]",
+        "float32[?, input_ids.0, ?, 23]",
+    ]
+
+
+# Wrong operands
+
+
+def without_size(dim: int, value: str = "past_0") -> Any:
+    """Return a decoder whose input or output has a size that is not stated."""
+    body = gpt()
+    (port,) = (p for p in (*body.input, *body.output) if p.name == value)
+    port.type.tensor_type.shape.dim[dim].dim_param = "H"
+    return body
+
+
+def one_output_less() -> Any:
+    """Return a decoder without the last part of its cache."""
+    body = gpt()
+    body.output.pop()
+    return body
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("GreedySearch", {"max_length": one(5)}, "max_length is 5; it must be more than the 5"),
+    ("GreedySearch", {"max_length": one(-5)}, "max_length is -5"),
+    ("GreedySearch", {"max_length": one(2**31 - 1)}, "budget"),
+    ("GreedySearch", {"max_length": np.array([9, 9], np.int32)}, "one number"),
+    ("GreedySearch", {"max_length": one(9, np.int64)}, "max_length is int64"),
+    ("GreedySearch", {"eos_token_id": 99}, "eos_token_id is 99; there are 23 tokens"),
+    ("GreedySearch", {"vocab_size": 30}, "vocab_size is 30"),
+    ("GreedySearch", {"model_type": 1}, "model_type is 1"),
+    ("GreedySearch", {"repetition_penalty": one(0, np.float32)}, "repetition_penalty is 0"),
+    ("GreedySearch", {"repetition_penalty": one(np.nan, np.float32)}, "nan"),
+    ("GreedySearch", {"vocab_mask": np.ones(22, np.int32)}, "vocab_mask has shape"),
+    ("GreedySearch", {"prefix_vocab_mask": np.ones((3, 23), np.int32)}, "prefix_vocab_mask"),
+    ("GreedySearch", {"attention_mask": np.ones((2, 4), np.int32)}, "attention_mask"),
+    ("GreedySearch", {"input_ids": np.zeros((2, 0), np.int32)}, "no tokens"),
+    ("GreedySearch", {"input_ids": np.zeros((2, 5), np.float32)}, "int32"),
+    ("GreedySearch", {"input_ids": np.full((2, 5), 77, np.int32)}, "77"),
+    ("GreedySearch", {"decoder": one_output_less()}, "5 inputs and 2 outputs"),
+    ("GreedySearch", {"decoder": without_size(2)}, "number of heads"),
+    ("GreedySearch", {"decoder": encoder_decoder()[1]}, "11 inputs and 5 outputs"),
+    ("BeamSearch", {"num_beams": one(0)}, "num_beams is 0"),
+    ("BeamSearch", {"num_beams": one(129)}, "num_beams is 129"),
+    ("BeamSearch", {"num_return_sequences": one(3)}, "at most num_beams, 2"),
+    ("BeamSearch", {"num_return_sequences": one(0)}, "num_return_sequences is 0"),
+    ("BeamSearch", {"decoder": gpt(vocabulary=1), "eos_token_id": 0}, "at least 2 tokens"),
+    ("BeamSearch", {"model_type": 1}, "encoder is missing"),
+    ("BeamSearch", {"model_type": 1, "encoder": gpt()}, "decoder has 5 inputs"),
+    ("WhisperBeamSearch", {"logits_processor": one(1)}, "beginning_timestamp_token_id -1"),
+    ("WhisperBeamSearch", {"decoder_input_ids": np.zeros((3, 2), np.int32)}, "a row for each"),
+    ("WhisperBeamSearch", {"decoder_input_ids": np.zeros((2, 0), np.int32)}, "no tokens"),
+    ("WhisperBeamSearch", {"decoder_output_cross_qk": 1}, "decoder_output_cross_qk is 1"),
+    ("WhisperBeamSearch", {"extra_decoding_ids": np.zeros((2, 2), np.int32)}, "extra_decoding"),
+    ("WhisperBeamSearch", {"decoder_start_token_id": None}, "decoder_start_token_id is -1"),
+    ("WhisperBeamSearch", {"no_speech_token_id": 99}, "no_speech_token_id is 99"),
+    ("WhisperBeamSearch", {"encoder": gpt()}, "encoder has 5 inputs"),
+]
+
+
+@pytest.mark.parametrize(("op_type", "changes", "message"), WRONG)
+def test_wrong_operands_are_refused(op_type: str, changes: dict[str, Any], message: str) -> None:
+    model, operands = small(op_type, **changes)
+    with pytest.raises(sg.SubgraphError, match=message):
+        sg.compile_model(sg.load(model), "REFERENCE")(operands)
+
+
+@pytest.mark.parametrize("op_type", ["GreedySearch", "BeamSearch"])
+def test_nothing_is_generated_for_an_empty_batch(op_type: str) -> None:
+    model, operands = small(op_type, input_ids=np.zeros((0, 5), np.int32))
+    shape = (0, 9) if op_type == "GreedySearch" else (0, 1, 9)
+    assert sg.compile_model(sg.load(model), "REFERENCE")(operands)[0].shape == shape
