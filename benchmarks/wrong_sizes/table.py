@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import helper
 
 from subgraph.graph.types import Array
@@ -481,6 +482,71 @@ def _body() -> onnx.GraphProto:
     return helper.make_graph(nodes, "body", inputs, outputs)
 
 
+_TABLE = "float[4,4] table = {0, 3, 1, 2, 2, 0, 3, 1, 1, 2, 0, 3, 3, 1, 2, 0}"
+_CAUSAL = f"""
+decoder (int32[B,S] input_ids, int32[B,S] position_ids, int32[B,T] attention_mask,
+         float[2,B,1,P,1] past_0) => (float[B,S,4] logits, float[2,B,1,T,1] present_0)
+<{_TABLE}, int64[3] axes = {{0, 2, 4}}> {{
+    logits = Gather(table, input_ids)
+    numbers = Cast<to = 1>(input_ids)
+    key = Unsqueeze(numbers, axes)
+    both = Concat<axis = 0>(key, key)
+    present_0 = Concat<axis = 3>(past_0, both)
+}}"""
+_ENCODER = f"""
+encoder (float[B,2,E] encoder_input_ids, int32[B,D] decoder_input_ids)
+    => (float[B,D,4] logits, float[B,E,2] encoder_hidden_states, float[B,1,D,1] present_key_self_0,
+        float[B,1,D,1] present_value_self_0, float[B,1,E,2] present_key_cross_0,
+        float[B,1,E,2] present_value_cross_0)
+<{_TABLE}, int64[2] axes = {{1, 3}}, int64[1] one = {{1}}> {{
+    logits = Gather(table, decoder_input_ids)
+    encoder_hidden_states = Transpose<perm = [0, 2, 1]>(encoder_input_ids)
+    numbers = Cast<to = 1>(decoder_input_ids)
+    present_key_self_0 = Unsqueeze(numbers, axes)
+    present_value_self_0 = Identity(present_key_self_0)
+    present_key_cross_0 = Unsqueeze(encoder_hidden_states, one)
+    present_value_cross_0 = Identity(present_key_cross_0)
+}}"""
+_DECODER = f"""
+decoder (int32[B,1] input_ids, float[B,1,P,1] past_key_self_0, float[B,1,P,1] past_value_self_0,
+         float[B,1,E,2] past_key_cross_0, float[B,1,E,2] past_value_cross_0)
+    => (float[B,1,4] logits, float[B,1,T,1] present_key_self_0, float[B,1,T,1] present_value_self_0)
+<{_TABLE}, int64[2] axes = {{1, 3}}> {{
+    logits = Gather(table, input_ids)
+    numbers = Cast<to = 1>(input_ids)
+    new = Unsqueeze(numbers, axes)
+    present_key_self_0 = Concat<axis = 2>(past_key_self_0, new)
+    present_value_self_0 = Concat<axis = 2>(past_value_self_0, new)
+}}"""
+
+
+def _searches() -> Iterator[Row]:
+    """Yield models with the generation loop inside, of 4 tokens."""
+    tokens = _i(4, 2, 3, dtype="int32")
+    body: dict[str, Any] = {"decoder": onnx.parser.parse_graph(_CAUSAL)}
+    body |= {"eos_token_id": 3, "pad_token_id": 0}
+    most, least = _number(7, "int32"), _number(2, "int32")
+    penalty = np.array([1.5], np.float32)
+    greedy = [
+        tokens,
+        most,
+        least,
+        penalty,
+        _i(2, 4, dtype="int32"),
+        None,
+        _i(2, 2, 3, dtype="int32"),
+    ]
+    yield Row("GreedySearch", greedy, body)
+    yield Row("Sampling", [*greedy, None, _number(5, "int32")], {**body, "top_p": 0.9})
+    beams = [_number(2, "int32"), _number(1, "int32"), penalty, penalty]
+    yield Row("BeamSearch", [tokens, most, least, *beams], body, 2)
+    body |= {"encoder": onnx.parser.parse_graph(_ENCODER), "decoder_start_token_id": 1}
+    body["decoder"] = onnx.parser.parse_graph(_DECODER)
+    yield Row("WhisperBeamSearch", [_f(2, 2, 5), most, least, *beams], body, 2)
+    tokens = _i(3, 2, 6)
+    yield Row("NGramRepeatBlock", [tokens, _f(2, 4)], {"ngram_size": 2})
+
+
 def rows() -> Iterator[Row]:
     """Yield all samples of this table."""
     yield from _sums()
@@ -495,6 +561,7 @@ def rows() -> Iterator[Row]:
     yield from _attention()
     yield from _movement()
     yield from _blocked()
+    yield from _searches()
     yield from _labels()
     yield from _scores()
     yield from _sources()

@@ -1,7 +1,7 @@
 """GreedySearch, Sampling, BeamSearch, WhisperBeamSearch: models with the generation loop inside.
 
 The bodies are the model's encoder and decoder. `subgraph.runtime.generation` runs the loops; here
-stand the operators' forms and requirements.
+stand the operators' forms and requirements. NGramRepeatBlock is what loops of other models contain.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
-from subgraph.operators.functions import declare_contributed
+from subgraph.operators.functions import Call, Results, declare_contributed, function
 from subgraph.operators.requirements import (
     Tensor,
     is_known,
@@ -23,8 +23,11 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
     require_single,
+    require_whole_number,
 )
 from subgraph.operators.schema import get_schema
+
+from .attention import axes
 
 _MOST_BEAMS = 128  # ONNX Runtime's limit, too
 _CAUSAL, _SOURCE_TOKENS, _FEATURES = 0, 1, 2  # model_type: GPT-2, T5, Whisper
@@ -327,3 +330,45 @@ declare_contributed(
     },
     **_FIELDS,
 )
+
+
+def repeat_operands(node: Node, tokens: Tensor, scores: Tensor) -> None:
+    """Raise ShapeError unless each sequence has scores.
+
+    Args:
+        node: The NGramRepeatBlock.
+        tokens: Sequences [batch, length], int64.
+        scores: Scores of the next token, [batch, vocabulary].
+    """
+    require_rank("input_ids", tokens, 2)
+    require_dtype("input_ids", tokens, "int64")
+    require_rank("scores", scores, 2)
+    require_shape("scores", scores, (tokens.shape[0], scores.shape[1]), "a row for each sequence")
+    require_whole_number(node, "ngram_size", least=1)
+
+
+@function(
+    "NGramRepeatBlock",
+    "input_ids, scores -> scores_out",
+    requires=repeat_operands,
+    ngram_size="int!",
+)
+def ngram_repeat_block(call: Call) -> Results:
+    """Set the scores of tokens that would repeat a sequence of ``ngram_size`` tokens to -inf."""
+    tokens, scores = call.inputs
+    before = call.attribute("ngram_size") - 1  # tokens of such a sequence that exist
+    # A number that is no token stands before each sequence, so that there is a place before each of
+    # its tokens.
+    none = call.constant(np.iinfo(np.int64).min, "int64")
+    padded = call.Pad(tokens, axes(call, 0, before, 0, 0), none)
+    repeats = call.Equal(tokens, tokens)
+    for k in range(-before, 0):
+        # A token of the sequence at each place, and of the newest one.
+        here = call.Slice(padded, axes(call, before + k), axes(call, k), axes(call, 1))
+        end = k + 1 if k < -1 else np.iinfo(np.int64).max
+        newest = call.Slice(padded, axes(call, k), axes(call, end), axes(call, 1))
+        repeats = call.And(repeats, call.Equal(here, newest))
+    infinity = call.constant(np.inf, call.dtype(scores))
+    changes = call.Where(repeats, call.Neg(infinity), infinity)
+    forbidden = call.Where(repeats, tokens, call.constant(0, "int64"))
+    return [call.ScatterElements(scores, forbidden, changes, axis=1, reduction="min")]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph.graph.types import Array
 from subgraph.operators.schema import get_schema
+from tests.support.contrib import check as check_node
 from tests.support.generation import (
     FLOAT,
     INT32,
@@ -408,3 +409,11 @@ def test_nothing_is_generated_for_an_empty_batch(op_type: str) -> None:
     model, operands = small(op_type, input_ids=np.zeros((0, 5), np.int32))
     shape = (0, 9) if op_type == "GreedySearch" else (0, 1, 9)
     assert sg.compile_model(sg.load(model), "REFERENCE")(operands)[0].shape == shape
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [1, 2, 3, 12])
+def test_repeated_sequences_of_tokens(size: int, length: int) -> None:
+    rng = np.random.default_rng([size, length])
+    tokens, scores = rng.integers(0, 3, (4, length)), rng.standard_normal((4, 5))
+    check_node("NGramRepeatBlock", [tokens, scores.astype(np.float32)], ngram_size=size)
