@@ -29,13 +29,21 @@ class BoundPort:
         position: Index among the graph's inputs or outputs.
         type: Its dtype and shape.
         nbytes: Its size.
+        memory: Bytes that the stage is a part of; None without a stage.
         stage: The stage; None: runs work on the caller's array.
         current: The array that the present run works on, None between runs.
     """
 
-    def __init__(self, port: Port, words: Array) -> None:
-        """Bind a port to the argument words of a plan; a small one gets a stage."""
+    def __init__(self, port: Port, words: Array, memory: Array | None = None) -> None:
+        """Bind a port to the argument words of a plan; a small one gets a stage.
+
+        Args:
+            port: The port.
+            words: The argument words.
+            memory: That of the port that this one replaces, which its stage uses if it is enough.
+        """
         self.port = port
+        self.memory = memory
         self.position = port.position
         self.type = port.dtype, port.shape
         self.nbytes = port.nbytes
@@ -52,8 +60,12 @@ class BoundPort:
     def allocate_stage(self) -> Array:
         """Return the stage, which is allocated and used from now on if there was none."""
         if self.stage is None:
-            self.stage = aligned_empty(self._shape, self._dtype, 64)
-            self._point_to(self.stage.ctypes.data)
+            if self.memory is None or self.memory.nbytes < self.nbytes or guard_pages.MODE:
+                # A port of sizes that grow with each run, as those of a decoder, gets room.
+                room = self.nbytes if self.memory is None else 2 * self.nbytes
+                self.memory = aligned_empty((room,), np.dtype(np.uint8), 64)
+            self.stage = self.memory[: self.nbytes].view(self._dtype).reshape(self._shape)
+            self._point_to(self.memory.ctypes.data)
         stage: Array = self.stage
         return stage
 

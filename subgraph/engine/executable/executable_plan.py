@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -206,10 +207,14 @@ class ExecutablePlan:
     def _bind_ports(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         """Bind inputs and outputs to the words; those bound before keep their stages."""
         # Ports are compared by identity: a port that is equal in all instances is one object.
-        there = {bound.port: bound for bound in (*self.inputs, *self.outputs)}
         self.inputs, self.outputs = (
-            [there.get(port) or BoundPort(port, self._words) for port in ports]
-            for ports in (inputs, outputs)
+            [
+                old
+                if old is not None and old.port is port
+                else BoundPort(port, self._words, None if old is None else old.memory)
+                for port, old in zip_longest(ports, before)
+            ]
+            for ports, before in ((inputs, self.inputs), (outputs, self.outputs))
         )
 
     def _make_segments(
