@@ -30,6 +30,7 @@ from subgraph.operators.schema import get_schema
 from .attention import axes
 
 _MOST_BEAMS = 128  # ONNX Runtime's limit, too
+_MOST_REPEATED = 64  # tokens of a sequence whose repetition is searched: nodes of a body
 _CAUSAL, _SOURCE_TOKENS, _FEATURES = 0, 1, 2  # model_type: GPT-2, T5, Whisper
 _MODEL_TYPES: Mapping[str, tuple[int, ...]] = {
     "BeamSearch": (_CAUSAL, _SOURCE_TOKENS, _FEATURES),
@@ -63,6 +64,9 @@ def search_operands(
     size = int(node.attrs.get("vocab_size", -1))
     require(size <= vocabulary, "vocab_size is {}; the logits have {} elements", size, vocabulary)
     vocabulary = size if size > 0 else vocabulary
+    for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        token = int(node.attrs.get(name, -1))
+        require(abs(token) < 1 << 31, "{} is {}; tokens are int32", name, token)
     end = int(node.attrs["eos_token_id"])
     require(end < vocabulary, "eos_token_id is {}; there are {} tokens", end, vocabulary)
     names = get_schema(node.op_type, node.domain).inputs
@@ -357,6 +361,8 @@ def ngram_repeat_block(call: Call) -> Results:
     """Set the scores of tokens that would repeat a sequence of ``ngram_size`` tokens to -inf."""
     tokens, scores = call.inputs
     before = call.attribute("ngram_size") - 1  # tokens of such a sequence that exist
+    if before >= _MOST_REPEATED:
+        raise call.unsupported(f"ngram_size={before + 1}")
     # A number that is no token stands before each sequence, so that there is a place before each of
     # its tokens.
     none = call.constant(np.iinfo(np.int64).min, "int64")
@@ -370,5 +376,8 @@ def ngram_repeat_block(call: Call) -> Results:
         repeats = call.And(repeats, call.Equal(here, newest))
     infinity = call.constant(np.inf, call.dtype(scores))
     changes = call.Where(repeats, call.Neg(infinity), infinity)
-    forbidden = call.Where(repeats, tokens, call.constant(0, "int64"))
+    # A scatter would count negative tokens from the end.
+    last = call.constant(np.iinfo(np.int64).max, "int64")
+    forbidden = call.Where(call.Less(tokens, 0), last, tokens)
+    forbidden = call.Where(repeats, forbidden, call.constant(0, "int64"))
     return [call.ScatterElements(scores, forbidden, changes, axis=1, reduction="min")]

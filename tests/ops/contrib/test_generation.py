@@ -13,6 +13,7 @@ import subgraph as sg
 from subgraph.graph.types import Array
 from subgraph.operators.schema import get_schema
 from tests.support.contrib import check as check_node
+from tests.support.contrib import node_model
 from tests.support.generation import (
     FLOAT,
     INT32,
@@ -366,6 +367,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("GreedySearch", {"max_length": np.array([9, 9], np.int32)}, "one number"),
     ("GreedySearch", {"max_length": one(9, np.int64)}, "max_length is int64"),
     ("GreedySearch", {"eos_token_id": 99}, "eos_token_id is 99; there are 23 tokens"),
+    ("GreedySearch", {"pad_token_id": 2**31}, "pad_token_id is 2147483648"),
+    ("GreedySearch", {"eos_token_id": -(2**63)}, "tokens are int32"),
     ("GreedySearch", {"vocab_size": 30}, "vocab_size is 30"),
     ("GreedySearch", {"model_type": 1}, "model_type is 1"),
     ("GreedySearch", {"repetition_penalty": one(0, np.float32)}, "repetition_penalty is 0"),
@@ -417,3 +420,12 @@ def test_repeated_sequences_of_tokens(size: int, length: int) -> None:
     rng = np.random.default_rng([size, length])
     tokens, scores = rng.integers(0, 3, (4, length)), rng.standard_normal((4, 5))
     check_node("NGramRepeatBlock", [tokens, scores.astype(np.float32)], ngram_size=size)
+
+
+@pytest.mark.parametrize(("size", "token"), [(65, 1), (2**31, 1), (2, -3), (2, 5)])
+def test_sequences_that_cannot_be_repeated_are_refused(size: int, token: int) -> None:
+    tokens, scores = np.full((1, 3), token), np.zeros((1, 5), np.float32)
+    model = node_model("NGramRepeatBlock", [tokens, scores], ngram_size=size)
+    for device in ("CPU", "REFERENCE"):
+        with pytest.raises(sg.SubgraphError):
+            sg.compile_model(sg.load(model), device)([tokens, scores])
