@@ -543,6 +543,10 @@ def _searches() -> Iterator[Row]:
     body |= {"encoder": onnx.parser.parse_graph(_ENCODER), "decoder_start_token_id": 1}
     body["decoder"] = onnx.parser.parse_graph(_DECODER)
     yield Row("WhisperBeamSearch", [_f(2, 2, 5), most, least, *beams], body, 2)
+    token, cache = _f(2, 1, 12), _f(2, 3, 6, 4)
+    cached = [token, token, token, None, None, cache, cache, _number(3, "int32")]
+    form = {"num_heads": 3, "past_present_share_buffer": 1}
+    yield Row("DecoderMaskedMultiHeadAttention", cached, form, 3)
     tokens = _i(3, 2, 6)
     yield Row("NGramRepeatBlock", [tokens, _f(2, 4)], {"ngram_size": 2})
 

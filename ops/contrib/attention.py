@@ -43,7 +43,7 @@ def positions_below(call: Call, count: Any) -> Any:
     return call.Range(call.constant(0, "int64"), count, call.constant(1, "int64"))
 
 
-def _mask_scores(call: Call, allowed: Any, dtype: str) -> Any:
+def mask_scores(call: Call, allowed: Any, dtype: str) -> Any:
     """Return what is added to scores: 0 where ``allowed``, and ``mask_filter_value`` elsewhere."""
     filler = call.attribute("mask_filter_value")
     # -10000 is ONNX Runtime's documented default.
@@ -51,7 +51,7 @@ def _mask_scores(call: Call, allowed: Any, dtype: str) -> Any:
     return call.Where(allowed, call.constant(0, dtype), hidden)
 
 
-def _mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
+def key_mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
     """Return which keys a mask of the node allows, booleans [batch, 1, queries or 1, keys].
 
     Args:
@@ -154,15 +154,15 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
         keys = call.Add(keys, dimension(call, cached, 3))
     mask, mask_index = None, call.input("mask_index")
     if mask_index is not None:
-        allowed = _mask(call, mask_index, keys, call.shape(query)[0])
-        mask = _mask_scores(call, allowed, call.dtype(query))
+        allowed = key_mask(call, mask_index, keys, call.shape(query)[0])
+        mask = mask_scores(call, allowed, call.dtype(query))
     made, key, value = attend(
         call,
         (query, key, value),
         (heads, heads),
         mask=added(call, mask, call.input("attention_bias")),
         past=past,
-        # A mask of `_mask` has an entry for each batch. A bias alone may broadcast over batches.
+        # A mask of `key_mask` has an entry for each batch. A bias alone may broadcast over batches.
         requires="all_keys" if mask is None else "all_batches",
         is_causal=call.attribute("unidirectional"),
         scale=call.attribute("scale") or None,  # 0 means the default
@@ -189,7 +189,7 @@ def attention_operands(
         node: The Attention; ``qkv_hidden_sizes`` for sizes that differ.
         x: [batch, positions, hidden].
         weights: [hidden, sizes of queries, keys and values].
-        mask: See `_mask`.
+        mask: See `key_mask`.
         past: Cached keys and values [2, batch, heads, positions, size].
     """
     _require_self(node, x, weights, mask, past)
@@ -206,7 +206,7 @@ def quantized_attention_operands(
         node: The QAttention.
         x: [batch, positions, hidden], bytes.
         weights: [hidden, 3 * heads * size], bytes.
-        mask: See `_mask`.
+        mask: See `key_mask`.
         past: Cached keys and values [2, batch, heads, positions, size].
     """
     _require_self(node, x, weights, mask, past)
@@ -309,7 +309,7 @@ def multi_head_operands(
             [batch, positions, heads, 2, size], packed with them.
         value: As unpacked keys.
         bias: Of queries, keys and values, one vector.
-        padding: See `_mask`.
+        padding: See `key_mask`.
     """
     require_rank("query", query, 5 if key is None else 3)
     packed, count = (query, 3) if key is None else (key, 2)
@@ -345,14 +345,14 @@ def multi_head_attention(call: Call) -> Results:
     if call.is_used("qk"):
         raise call.unsupported("the output qk")
     heads = require_heads(call.node, "num_heads")
-    operands = _unpacked(call, query, key, value, bias)
+    operands = unpacked(call, query, key, value, bias)
     keys = dimension(call, operands[1], 1 if call.rank(operands[1]) == 3 else 2)
     if past_key is not None:
         keys = call.Add(keys, dimension(call, past_key, 2))
     mask = None
     if padding is not None:
-        allowed = _mask(call, padding, keys, call.shape(operands[0])[0])
-        mask = _mask_scores(call, allowed, call.dtype(operands[0]))
+        allowed = key_mask(call, padding, keys, call.shape(operands[0])[0])
+        mask = mask_scores(call, allowed, call.dtype(operands[0]))
     return attend(
         call,
         operands,
@@ -365,7 +365,7 @@ def multi_head_attention(call: Call) -> Results:
     )
 
 
-def _unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[Any]:
+def unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[Any]:
     """Return queries, keys and values as separate operands, their parts of the bias added."""
     operands: list[Any] = [query, key, value]
     if key is None or (value is None and call.rank(key) == 5):
