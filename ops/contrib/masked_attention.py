@@ -16,16 +16,8 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.attention.decoding import require_heads, require_split
 
-from .attention import (
-    added,
-    attend,
-    axes,
-    dimension,
-    key_mask,
-    mask_scores,
-    positions_below,
-    unpacked,
-)
+from .attention import attend, axes, dimension, key_mask, mask_scores, positions_below, unpacked
+from .transformer import added
 
 _INT64 = 7  # element type of ONNX
 

@@ -98,8 +98,8 @@ WRONG: list[tuple[dict[str, Array | None], str]] = [
 
 @pytest.mark.parametrize(("changes", "message"), WRONG)
 def test_wrong_operands_are_refused(changes: dict[str, Array | None], message: str) -> None:
-    inputs = operands(**changes) if "before" not in changes else operands(0, **changes)
-    form = {"num_heads": HEADS, "past_present_share_buffer": 1}
+    inputs = operands(3, **changes)
+    form: dict[str, Any] = {"num_heads": HEADS, "past_present_share_buffer": 1}
     model = node_model("DecoderMaskedMultiHeadAttention", inputs, outputs=(True,) * 3, **form)
     fed = {f"x{k}": x for k, x in enumerate(inputs) if x is not None}
     for device in ("CPU", "REFERENCE"):
