@@ -13,7 +13,7 @@ from subgraph.graph.parameters import Parameter
 from subgraph.partition.constants import ConstantWeights, replace_by_weights
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.op_note import note_op, saved_options
-from subgraph.partition.options import OWN, Options, check_names
+from subgraph.partition.options import OWN, Choices, Options, check_names
 from subgraph.partition.property import SubgraphProperty, property_name
 from subgraph.partition.proposal import Proposal, Proposals, propose, prune
 from subgraph.partition.record import (
@@ -235,14 +235,15 @@ class _Target:
         mark_forced(self.work, options)
         self._prepare_constants(owner, options, shared)
         earlier = record_of(self.graph.attrs.get(KEY))
-        cap = _cap(owner, options)
+        choices = _choices(owner, options)
+        cap = choices.max_subgraphs
         if cap is not None:
             present = {node.name for node in self.graph.nodes if node.subgraph is not None}
             cap = max(cap - len(present & earlier.made_by(property_name(owner))), 0)
         refused: dict[tuple[int, ...], Reject] = {}
         runs: list[Run] = []
         while True:
-            run, again = self._round(owner, options, cap, refused, shared)
+            run, again = self._round(owner, options, choices, cap, refused, shared)
             runs.append(run)
             if not again:
                 break
@@ -303,15 +304,14 @@ class _Target:
         self,
         owner: SubgraphProperty,
         options: Options,
+        choices: Choices,
         cap: int | None,
         refused: dict[tuple[int, ...], Reject],
         shared: _Shared,
     ) -> tuple[Run, bool]:
         driver = SelectorDriver(self.work, owner, shared.names)
-        strategy = options.strategy or owner.strategy
-        found = propose(driver, self.made, strategy)
-        least = owner.min_size if options.min_size is None else options.min_size
-        statuses = prune(found.regions, least, cap, self.work.forced)
+        found = propose(driver, self.made, choices.strategy)
+        statuses = prune(found.regions, choices.min_size, cap, self.work.forced)
         notes, made = self._make(owner, found.regions, statuses, refused, shared, options)
         for note, region, node in zip(notes, found.regions, made, strict=True):
             if node is not None:
@@ -320,7 +320,7 @@ class _Target:
             else:
                 for member in region.members:
                     self.work.free[member] = 1
-        run = _run(owner, strategy, least, driver, found, notes, options)
+        run = _run(owner, options, choices, driver, found, notes)
         # The nodes of refused, small or filtered regions might form regions now. Another round
         # finds them, so that the pass changes nothing when it is applied again.
         has_left = not all(made) or bool(found.filtered)
@@ -384,8 +384,22 @@ class _Target:
             self._constants.show(self.graph, nodes)
 
 
-def _cap(owner: SubgraphProperty, options: Options) -> int | None:
-    return owner.max_subgraphs if options.max_subgraphs is None else options.max_subgraphs
+def _choices(owner: SubgraphProperty, options: Options) -> Choices:
+    """Return the options, and the property's attributes for those that leave the choice to it.
+
+    Raises:
+        PartitionError: an attribute does not fit.
+    """
+
+    def chosen(name: str) -> Any:
+        value = getattr(options, name)
+        return getattr(owner, name) if value is None else value
+
+    try:
+        return Choices(chosen("strategy"), chosen("min_size"), chosen("max_subgraphs"))
+    except PartitionError as error:
+        error.add_note(f"for property {property_name(owner)!r}")
+        raise
 
 
 def mark_forced(work: Workspace, options: Options) -> None:
@@ -400,12 +414,11 @@ def mark_forced(work: Workspace, options: Options) -> None:
 
 def _run(
     owner: SubgraphProperty,
-    strategy: str,
-    min_size: int,
+    options: Options,
+    choices: Choices,
     driver: SelectorDriver,
     found: Proposals,
     notes: list[RegionNote],
-    options: Options,
 ) -> Run:
     names = driver.work.names
     region = [-1] * len(names)
@@ -417,9 +430,9 @@ def _run(
     return Run(
         property=property_name(owner),
         selector=found.selector,
-        strategy=strategy,
-        min_size=min_size,
-        max_subgraphs=_cap(owner, options),
+        strategy=choices.strategy,
+        min_size=choices.min_size,
+        max_subgraphs=choices.max_subgraphs,
         names=names,
         via=found.via,
         region=array("i", region),

@@ -271,18 +271,14 @@ def _outcome(run: Run, position: int) -> str:
     region = f"its region of {note.size} node{'s' * (note.size > 1)}"
     if note.size > 1:
         region += f" from {run.names[note.start]!r}"
-    match note.status:
-        case status if status == SMALL:
-            return f"{region} is smaller than min_size {run.min_size}"
-        case status if status == CAPPED:
-            return f"{region} was not among the {run.max_subgraphs} largest (max_subgraphs)"
-        case status if status == REFUSED:
-            why = f": {_reason_text(note.why)}" if note.why is not None else ""
-            return f"property {run.property!r} refused {region}{why}"
-        case status if status == UNUSED:
-            return f"nothing uses what {region} computes"
-        case _:
-            return f"{region} became {note.node!r}"
+    why = f": {_reason_text(note.why)}" if note.why is not None else ""
+    return {
+        SMALL: f"{region} is smaller than min_size {run.min_size}",
+        CAPPED: f"{region} was not among the {run.max_subgraphs} largest (max_subgraphs)",
+        REFUSED: f"property {run.property!r} refused {region}{why}",
+        UNUSED: f"nothing uses what {region} computes",
+        MADE: f"{region} became {note.node!r}",
+    }[note.status]
 
 
 @attrs.frozen

@@ -11,7 +11,7 @@ from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
 from subgraph.system.registry import nearest
 
-STRATEGIES = ("selector", "hetero")
+STRATEGIES = ("selector", "hetero")  # functions of `proposal` implement them
 
 
 def _names(values: Iterable[str] | str | None) -> frozenset[str]:
@@ -24,6 +24,21 @@ def _names(values: Iterable[str] | str | None) -> frozenset[str]:
     if not all(isinstance(name, str) for name in held):
         raise PartitionError(f"include and exclude take names of nodes, got {values!r}")
     return frozenset(held)
+
+
+@attrs.frozen
+class Choices:
+    """How regions of one property grow, how large and how many they are; see `Options`."""
+
+    strategy: str
+    min_size: int
+    max_subgraphs: int | None
+
+    def __attrs_post_init__(self) -> None:
+        _check_strategy(self.strategy)
+        _check_number("min_size", self.min_size, 1)
+        if self.max_subgraphs is not None:
+            _check_number("max_subgraphs", self.max_subgraphs, 0)
 
 
 @attrs.frozen(kw_only=True)
@@ -47,12 +62,12 @@ class Options:
     more: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
 
     def __attrs_post_init__(self) -> None:
-        if self.strategy is not None and self.strategy not in STRATEGIES:
-            raise PartitionError(
-                f"strategy {self.strategy!r} is unknown; {nearest(self.strategy, STRATEGIES)}"
-            )
-        _check_number("min_size", self.min_size, 1)
-        _check_number("max_subgraphs", self.max_subgraphs, 0)
+        if self.strategy is not None:
+            _check_strategy(self.strategy)
+        if self.min_size is not None:
+            _check_number("min_size", self.min_size, 1)
+        if self.max_subgraphs is not None:
+            _check_number("max_subgraphs", self.max_subgraphs, 0)
         both = sorted(self.include & self.exclude)
         if both:
             raise PartitionError(f"node {both[0]!r} is both in include and in exclude")
@@ -78,8 +93,13 @@ class Options:
 OWN = tuple(field.name for field in attrs.fields(Options) if field.name != "more")
 
 
+def _check_strategy(value: Any) -> None:
+    if value not in STRATEGIES:
+        raise PartitionError(f"strategy {value!r} is unknown; {nearest(str(value), STRATEGIES)}")
+
+
 def _check_number(name: str, value: Any, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or value < least):
+    if not isinstance(value, int) or value < least:
         raise PartitionError(f"{name} takes a whole number of at least {least}, got {value!r}")
 
 

@@ -56,7 +56,7 @@ def propose(driver: SelectorDriver, made: Sequence[list[int]], strategy: str) ->
     Args:
         driver: Asks the selectors of one property about the nodes of one graph.
         made: Members of the regions that were replaced before.
-        strategy: "selector" or "hetero".
+        strategy: One of `options.STRATEGIES`.
 
     Raises:
         PartitionError: a selector raised or answered with an unexpected type.
@@ -68,10 +68,7 @@ def propose(driver: SelectorDriver, made: Sequence[list[int]], strategy: str) ->
         # Earlier regions are one node each for the search, as in the final graph. A new region that
         # forms a cycle with them is therefore not convex in the contracted graph.
         search.contract(members)
-    if strategy == "hetero":
-        _propose_by_device(driver, search, found)
-    else:
-        _propose_by_growth(driver, search, found)
+    _PROPOSERS[strategy](driver, search, found)
     return found
 
 
@@ -171,6 +168,9 @@ def _propose_by_device(driver: SelectorDriver, search: Search, found: Proposals)
     for region in found.regions:
         for node in region.members:
             work.free[node] = 0
+
+
+_PROPOSERS = {"selector": _propose_by_growth, "hetero": _propose_by_device}  # by strategy
 
 
 def _contract_filtered(

@@ -153,3 +153,22 @@ def test_a_decorator_without_a_name_is_an_error() -> None:
         wrong: Any = register
         with pytest.raises(sg.PartitionError, match=rf'the name first: @{register.__name__}\("my_'):
             wrong(sg.SubgraphProperty)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("strategy", "heteroo", "strategy 'heteroo' is unknown; did you mean 'hetero'"),
+        ("min_size", "2", "min_size takes a whole number of at least 1, got '2'"),
+        ("max_subgraphs", -1, "max_subgraphs takes a whole number of at least 0, got -1"),
+    ],
+)
+def test_an_attribute_of_a_property_is_checked_as_the_option(
+    attribute: str, value: Any, message: str
+) -> None:
+    graph = net()
+    owner = graph.attrs["subgraph_property"] = Property()
+    setattr(owner, attribute, value)
+    with pytest.raises(sg.PartitionError, match=message) as caught:
+        sg.passes.apply_pass(graph, "PartitionGraph")
+    assert "for property 'Property'" in caught.value.__notes__
