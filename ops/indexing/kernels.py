@@ -12,7 +12,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.dtypes import item_bytes
+from subgraph.dtypes import HALF_FLOATS, item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import (
     ld,
@@ -87,7 +87,7 @@ def _combiner(reduction: str) -> Function:
 
 def _access(dtype: str) -> tuple[Function, Function]:
     """Return functions that load and store an element; 16-bit floats are computed in float32."""
-    if dtype not in ("float16", "bfloat16"):
+    if dtype not in HALF_FLOATS:
         return ld(dtype), st(dtype)
     load_one, store_one = load_as(dtype, "float32", 1), store_as("float32", dtype, 1)
     get, splat = vec("float32", 1).get, vec("float32", 1).splat

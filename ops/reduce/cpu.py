@@ -1,4 +1,4 @@
-"""Reductions on the CPU device: Reduce*, ArgMax, ArgMin, CumSum, LpNormalization."""
+"""Reductions on the CPU device: Reduce*, ArgMax, ArgMin, CumSum, CumProd."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from subgraph.dtypes import FLOATS, INTEGERS
+from subgraph.dtypes import FLOATS, HALF_FLOATS, INTEGERS, compute_dtype
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
@@ -107,7 +107,13 @@ def emit_reduction(
         axes: The axes that are reduced, counted from the front.
         shifts: For "sumexp" what is subtracted before exp, with y's elements.
         dtype: The dtype as which elements are read, if not x's.
+
+    Raises:
+        Unsupported: The dtype is float16 or bfloat16, which no kernel of a reduction reads; the
+            caller reduces a `widened` operand.
     """
+    if (dtype or x.dtype) in HALF_FLOATS:
+        raise Unsupported(f"a reduction of {x.dtype} that was not widened")
     if y.size == 0:
         return
     count = math.prod(x.shape[a] for a in axes)
@@ -193,10 +199,8 @@ def reduce(node: Node, low: Lowering) -> None:
     if op in ("sum", "max", "min", "prod", "mean") and x.size == y.size and x.size > 0:
         low.alias(y, x)
         return
-    work = x.dtype
-    if work in ("float16", "bfloat16"):
-        work = "float32"
-    elif work in INTEGERS and op in _REAL:
+    work = compute_dtype(x.dtype)
+    if work in INTEGERS and op in _REAL:
         work = "float64"
     x, result = widened(low, x, y, work)
     shifts = None
@@ -230,10 +234,9 @@ def lower_argminmax(node: Node, low: Lowering) -> None:
     """Lower ArgMax and ArgMin."""
     x, y = low.input(0), low.output()
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
-    if x.dtype in ("float16", "bfloat16"):
-        x = cast_to(low, x, "float32")
-    elif x.dtype not in (*FLOATS, *INTEGERS):
+    if x.dtype not in (*FLOATS, *INTEGERS):
         raise Unsupported(f"{node.op_type} of {x.dtype}")
+    x = cast_to(low, x, compute_dtype(x.dtype))
     if y.size == 0:
         return
     last = bool(node.attrs.get("select_last_index", 0))
@@ -285,7 +288,7 @@ def cumulative(node: Node, low: Lowering) -> None:
     """Lower CumSum and CumProd."""
     x, y = low.input(0), low.output()
     axis = normal_axis(int(known(low, 1).reshape(-1)[0]), x.rank)
-    work = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
+    work = compute_dtype(x.dtype)
     if work not in (*FLOATS, *INTEGERS):
         raise Unsupported(f"{node.op_type} of {x.dtype}")
     if x.size == 0:

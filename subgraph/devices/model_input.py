@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
@@ -54,7 +55,7 @@ def prepared_graph(
 
         graph = preprocessed(graph, preprocess)
     if option("INFERENCE_PRECISION") == "float32":
-        for source in ("float16", "bfloat16"):
+        for source in HALF_FLOATS:
             graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
     if is_nested(graph):
         graph = apply_pass(graph, "LoopInvariants")

@@ -18,6 +18,7 @@ import attrs
 from subgraph.devices.device import Device
 from subgraph.devices.model_input import region_form
 from subgraph.devices.query import PreparedGraph
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.cpu.region_options import CpuRegionOptions
 from subgraph.engine.planner.dry_run import dry_run
@@ -210,7 +211,7 @@ def _fuse_branches(
 
 
 def _is_half(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.dtype in ("float16", "bfloat16")
+    return isinstance(value.type, TensorType) and value.type.dtype in HALF_FLOATS
 
 
 def plan_options(options: CpuOptions) -> PlanOptions:

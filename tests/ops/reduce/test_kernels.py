@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
+from subgraph.ops.reduce.cpu import emit_reduction
 from tests.support.kernels import run_node
 
 CUTS = st.lists(st.floats(0, 1), max_size=3)
@@ -115,3 +118,28 @@ def test_long_sums_lose_few_digits(shape: tuple[int, ...], axes: tuple[int, ...]
     graph = sg.Graph([value], [ops.ReduceMean(value, np.array(axes), keepdims=0)])
     found = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": 1})(x)[0]
     np.testing.assert_allclose(found, x.astype(np.float64).mean(axes), rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_lowering_that_reduces_half_precision_itself_is_refused(device: str, dtype: str) -> None:
+    """The kernels would read two elements as one; the reference runs the node instead."""
+
+    def sum_of_rows(node: sg.Node, low: Any) -> None:
+        emit_reduction(low, "sum", low.input(0), low.output(), [1])
+
+    core = sg.Core()
+    if device not in core.available_devices:
+        pytest.skip("no OpenCL device")
+    core.add_extension(
+        sg.Operator(
+            schema=sg.Schema("SumOfRows", "com.example", inputs=("x",), outputs=("y",)),
+            compute=lambda node, inputs: [inputs[0].sum(axis=1)],
+            infer=lambda node, types, values: [sg.TensorType(types[0].dtype, types[0].shape[:1])],
+            kernels={device: sum_of_rows},
+        )
+    )
+    x = sg.input("x", (3, 8), dtype)
+    graph = sg.Graph([x], [ops.SumOfRows(x)])
+    found = core.query_model(graph, device)
+    assert found.reasons == {"SumOfRows_0": f"a reduction of {dtype} that was not widened"}
