@@ -132,7 +132,7 @@ def fused_conv_operands(
     """Require a bias of one number per output channel, and a residual of the result's shape.
 
     FusedConv is ``act(Conv(X, W, B) + R)``, with the attributes of Conv and those of an activation
-    (see `subgraph.ops.shared.activation_kernels`). The Add that was fused would broadcast B and R;
+    (see `subgraph.ops.shared.activations`). The Add that was fused would broadcast B and R;
     the kernel does not.
 
     Args:

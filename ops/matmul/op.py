@@ -102,7 +102,7 @@ def fused_operands(
     """Require that C broadcasts to the product of A and B, and that R has its shape.
 
     FusedMatMul is ``act(alpha * A' @ B' + beta * C + R)``: a MatMul or Gemm with its attributes and
-    those of an activation (see `subgraph.ops.shared.activation_kernels`). The operators that were
+    those of an activation (see `subgraph.ops.shared.activations`). The operators that were
     fused would broadcast R, too; the kernel does not.
 
     Args:

@@ -13,7 +13,8 @@ from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_primitive, cl_shared
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.shared.opencl_code import ACTIVATIONS, number, program, register, require
+from subgraph.ops.shared.activations import ACTIVATIONS
+from subgraph.ops.shared.opencl_code import number, program, register, require
 
 from .cpu import Cells, input_products, last_bias, strides
 from .op import per_column
@@ -28,7 +29,7 @@ _EXPRESSIONS = {
     "scaledtanh": "(p * tanh(q * x))",
     "softsign": "(x / (1 + fabs(x)))",
     "thresholdedrelu": "(x > p ? x : 0)",
-    **{name.lower(): text for name, text in ACTIVATIONS.items()},
+    **{name.lower(): form.opencl for name, form in ACTIVATIONS.items()},
 }
 
 

@@ -1,10 +1,7 @@
 """Activations that run over a finished tile while it is in the L1 cache.
 
-Relu and Clip are part of the tiles themselves; the kernel here computes the costly activations.
-
-Fused operators have an activation as the attribute ``activation`` (see `activation`; "": none).
-Their attributes ``activation_alpha`` and ``activation_beta`` are its parameters (floats): Clip's
-lower and upper bound, HardSigmoid's alpha and beta, and the alpha of LeakyRelu, Elu and Swish.
+Relu and Clip are part of the tiles themselves; the kernel here computes the other ones of
+`activations`.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.engine.codegen.vmath import function
 
 # Activations without parameters that `vmath` computes.
-_FUNCTIONS = frozenset({"Sigmoid", "Tanh", "Gelu", "Silu", "Softplus", "Erf"})
+_FUNCTIONS = frozenset({"Sigmoid", "Tanh", "Gelu", "Silu", "Softplus"})
 
 
 def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
@@ -31,10 +28,8 @@ def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of one vector.
-        act: ``"Sigmoid"``, ``"Tanh"``, ``"Gelu"``, ``"GeluTanh"``, ``"Silu"``, ``"Softplus"``,
-            ``"Mish"``, ``"Erf"``, ``"HardSwish"``, ``"HardSigmoid"`` (low: alpha, high: beta),
-            ``"LeakyRelu"``, ``"Elu"``, ``"Swish"`` (low: alpha), ``"Linear"`` (``low * x +
-            high``).
+        act: A name of `activations.ACTIVATIONS`, whose parameters p and q are ``low`` and ``high``
+            of the block; or ``"Linear"`` (``p * x + q``).
     """
     block = view_of(TileBlock)
     v = vec(dtype, lanes)

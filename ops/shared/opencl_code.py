@@ -18,6 +18,8 @@ from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering
 from subgraph.opencl.runtime import ClSource, definitions
 
+from .activations import ACTIVATIONS, stated_activation
+
 _WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 
 
@@ -116,27 +118,6 @@ def line(low: ClLowering, count: int) -> tuple[tuple[int], tuple[int]]:
     return (-(-count // group) * group,), (group,)
 
 
-# C expressions of x and the parameters p and q.
-ACTIVATIONS = {
-    "": "x",
-    "Relu": "(x < 0 ? 0 : x)",
-    "Clip": "(x < p ? p : x > q ? q : x)",
-    "Sigmoid": "(1 / (1 + exp(-x)))",
-    "Tanh": "tanh(x)",
-    "Gelu": "(x * (T)0.5 * (1 + erf(x * (T)0.70710678118654752440)))",
-    "GeluTanh": "(x / (1 + exp((T)-1.5957691216057308 * (x + (T)0.044715 * x * x * x))))",
-    "Silu": "(x / (1 + exp(-x)))",
-    "Softplus": "(fmax(x, (T)0) + log1p(exp(-fabs(x))))",
-    "Mish": "(x * tanh(fmax(x, (T)0) + log1p(exp(-fabs(x)))))",
-    "Erf": "erf(x)",
-    "HardSwish": "(x * clamp(x / 6 + (T)0.5, (T)0, (T)1))",
-    "HardSigmoid": "clamp(x * p + q, (T)0, (T)1)",
-    "LeakyRelu": "(x < 0 ? x * p : x)",
-    "Elu": "(x < 0 ? p * expm1(x) : x)",
-    "Swish": "(x / (1 + exp(-p * x)))",
-}
-
-
 def activation(node: Node) -> tuple[tuple[str, str], float, float]:
     """Return the activation of a fused node.
 
@@ -147,12 +128,10 @@ def activation(node: Node) -> tuple[tuple[str, str], float, float]:
     Raises:
         Unsupported: The activation has no OpenCL form.
     """
-    name = str(node.attrs.get("activation", ""))
-    if name not in ACTIVATIONS:
+    name, p, q = stated_activation(node)
+    if name and name not in ACTIVATIONS:
         raise Unsupported(f"activation {name} has no OpenCL form")
-    numbers = (float(node.attrs.get(f"activation_{k}", 0.0)) for k in ("alpha", "beta"))
-    low, high = numbers
-    return ("ACT(x, p, q)", ACTIVATIONS[name]), low, high
+    return ("ACT(x, p, q)", ACTIVATIONS[name].opencl if name else "x"), p, q
 
 
 def number(dtype: str, value: float) -> np.generic[Any]:

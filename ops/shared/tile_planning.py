@@ -23,8 +23,9 @@ from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import recorded
 from subgraph.system import host
 
+from .activations import ACTIVATIONS, stated_activation
+
 FLOATS = ("float32", "float64")
-_NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
 # Vector registers of x86 without 512-bit vectors (hardware figure).
 _REGISTERS_OF_HALF_VECTORS = 16
 # Rows up to which reading weights in half precision saves more time than it takes to widen them
@@ -300,9 +301,7 @@ NO_ACTIVATION = Activation(0, 0, 0.0, 0.0)
 
 def activation(node: Node, of: Tiles) -> Activation:
     """Return the activation that a fused node's attributes name (none for a plain node)."""
-    name = str(node.attrs.get("activation", ""))
-    low = float(node.attrs.get("activation_alpha", 0.0))
-    high = float(node.attrs.get("activation_beta", 0.0))
+    name, low, high = stated_activation(node)
     if not name:
         return NO_ACTIVATION
     if name == "Relu":
@@ -317,7 +316,7 @@ def activation(node: Node, of: Tiles) -> Activation:
         lanes=of.lanes,
         act=name,
     )
-    return Activation(kernel, 0, low, high, name not in _NOT_ZERO_AT_ZERO)
+    return Activation(kernel, 0, low, high, ACTIVATIONS[name].keeps_zero)
 
 
 def round_up(value: int, step: int) -> int:

@@ -7,7 +7,6 @@ constants.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import attrs
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import is_before
+from subgraph.ops.shared.activations import ACTIVATIONS
 from subgraph.passes.patterns import (
     MATCHERS,
     Context,
@@ -28,23 +28,6 @@ from subgraph.passes.patterns import (
 )
 
 from .activations import clip_bounds
-
-# For each activation the attributes that become activation_alpha and activation_beta, with the
-# standard's defaults. Those of Clip stand for its bounds, which may be inputs.
-_NUMBERS: dict[str, tuple[tuple[str, float], ...]] = {
-    "Relu": (),
-    "Sigmoid": (),
-    "Tanh": (),
-    "Gelu": (),
-    "HardSwish": (),
-    "Softplus": (),
-    "Mish": (),
-    "HardSigmoid": (("alpha", 0.2), ("beta", 0.5)),
-    "LeakyRelu": (("alpha", 0.01),),
-    "Elu": (("alpha", 1.0),),
-    "Swish": (("alpha", 1.0),),
-    "Clip": (("low", -math.inf), ("high", math.inf)),
-}
 
 
 @attrs.define
@@ -125,7 +108,7 @@ def _take_residual(context: Context, chain: _Chain) -> None:
 def _take_activation(context: Context, chain: _Chain) -> None:
     if _take_spelled_out(context, chain):
         return
-    user = context.sole_user(chain.at, *_NUMBERS)
+    user = context.sole_user(chain.at, *ACTIVATIONS)
     if user is None or user.inputs[0] is not chain.at:
         return
     attributes: Mapping[str, Any] = user.attrs
@@ -141,7 +124,9 @@ def _take_activation(context: Context, chain: _Chain) -> None:
 def _described(op_type: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a fused node for an activation with these attributes."""
     name = op_type
-    numbers = [float(attributes.get(key, default)) for key, default in _NUMBERS[op_type]]
+    numbers = [
+        float(attributes.get(key, default)) for key, default in ACTIVATIONS[op_type].parameters
+    ]
     if name == "Gelu" and decoded(attributes.get("approximate", "none")) == "tanh":
         name = "GeluTanh"
     if name == "Swish" and numbers == [1.0]:

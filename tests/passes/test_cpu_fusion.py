@@ -13,6 +13,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.graph.types import Array
+from subgraph.ops.shared.activations import ACTIVATIONS
 from subgraph.passes.fuse import cpu_fusion
 from subgraph.passes.patterns import (
     MATCHERS,
@@ -423,16 +424,13 @@ def test_an_inner_value_that_is_an_output_stays() -> None:
 @pytest.mark.parametrize(
     ("name", "attributes"),
     [
-        ("Relu", {}),
-        ("Sigmoid", {}),
-        ("Tanh", {}),
-        ("HardSwish", {}),
-        ("Softplus", {}),
-        ("Mish", {}),
-        ("LeakyRelu", {"alpha": 0.3}),
-        ("Elu", {"alpha": 0.7}),
-        ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}),
+        *(
+            (name, {key: default + 0.1 for key, default in form.parameters})
+            for name, form in ACTIVATIONS.items()
+            if name not in ("Clip", "GeluTanh", "Silu")
+        ),
         ("Gelu", {"approximate": "tanh"}),
+        ("Swish", {}),
     ],
 )
 def test_activations_after_convolution_and_product(name: str, attributes: dict[str, Any]) -> None:

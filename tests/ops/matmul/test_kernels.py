@@ -13,6 +13,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.shared.activations import ACTIVATIONS as FUSED_ACTIVATIONS
 from tests.support.kernels import run_node
 
 SIZES = st.integers(1, 70)
@@ -221,6 +222,15 @@ def test_fused(act: str, sizes: tuple[int, int, int]) -> None:
         cuts=[0.4],
     )
     close(got, function(a.astype(np.float64) @ b + c + r))
+
+
+@pytest.mark.parametrize("act", sorted({*FUSED_ACTIVATIONS} - {"Clip"}))
+def test_what_an_activation_gives_for_zero_is_stated(act: str) -> None:
+    """Lowerings clear the padding channels of blocks unless the activation keeps zeros."""
+    a, b = np.zeros((3, 8), np.float32), random(1, (8, 5), "float32")
+    parameters = {"activation": act, "activation_alpha": 0.3, "activation_beta": 0.4}
+    (got,) = run_node("FusedMatMul", [a, b], [(3, 5)], parameters, domain=INTERNAL_DOMAIN)
+    assert (got == 0).all() == FUSED_ACTIVATIONS[act].keeps_zero
 
 
 def test_same_bits_for_every_split() -> None:
