@@ -49,7 +49,7 @@ from subgraph.runtime.settings import (
     resolve_options,
 )
 from subgraph.system.hooks import Hook
-from subgraph.system.registry import nearest
+from subgraph.system.registry import Registry, defined_at, nearest
 from subgraph.transform.pass_manager import Unchanged
 from subgraph.weights.cache import StoredWeights
 
@@ -119,6 +119,7 @@ class Device:
             compares no runs in which a NaN appears.
         caches: Whether its compiled models are stored in ``CACHE_DIR``; False for a device whose
             other devices store theirs.
+        lowerings: The registry of lowerings of a device that runs regions by plans, else None.
     """
 
     full_name: ClassVar[str] = ""
@@ -129,6 +130,7 @@ class Device:
     without_regions: ClassVar[bool] = False
     keeps_nan: ClassVar[bool] = True
     caches: ClassVar[bool] = True
+    lowerings: ClassVar[Registry[Any] | None] = None
     name: str
     core: DeviceTable | None
     _settings: dict[str, Any]
@@ -174,15 +176,23 @@ class Device:
 
         Args:
             operator: "domain::Type".
-            kernel: A callable of the kind that the device defines, such as a lowering.
+            kernel: A callable of the kind that the device defines; of a device with ``lowerings`` a
+                lowering, called with a node and the device's `Lowering`.
 
         Raises:
             DeviceError: the device has no kernels of single operators.
         """
-        raise DeviceError(f"device {self.name} takes no kernels for single operators")
+        from subgraph.engine.planner.lowering import LoweringRule
+
+        if self.lowerings is None:
+            raise DeviceError(f"device {self.name} takes no kernels for single operators")
+        rule = LoweringRule(kernel, None, frozenset({"plain"}))
+        self.lowerings.register(operator, rule, defined_at(kernel))
 
     def remove_kernel(self, operator: str) -> None:
         """Remove a kernel that `add_kernel` registered for an operator."""
+        if self.lowerings is not None:
+            self.lowerings.unregister(operator)
 
     def device_ids(self) -> list[str]:
         """Return the ids of the devices of this kind; [""] if there is one device without an id."""

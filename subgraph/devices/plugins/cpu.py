@@ -8,7 +8,6 @@ kernel run on REFERENCE.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +21,7 @@ from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.cpu.region_options import CpuRegionOptions
 from subgraph.engine.planner.dry_run import dry_run
-from subgraph.engine.planner.lowering import LOWERINGS, lowering
+from subgraph.engine.planner.lowering import LOWERINGS
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.program import pool
 from subgraph.engine.region.region_op import Guards
@@ -35,6 +34,7 @@ from subgraph.passes.shapes.independent_rows import independent_form
 from subgraph.runtime.control_flow import is_branching
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.system import host
+from subgraph.system.registry import Registry
 from subgraph.transform.pass_manager import Checks, apply_pass
 
 
@@ -77,6 +77,7 @@ class CpuDevice(Device):
 
     options_class: ClassVar[type[DeviceOptions]] = CpuOptions
     fallback: ClassVar[tuple[str, ...]] = ("REFERENCE",)
+    lowerings: ClassVar[Registry[Any] | None] = LOWERINGS
 
     def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
         """Return the fused graph."""
@@ -114,20 +115,6 @@ class CpuDevice(Device):
         op.device = self.name
         op.fusion = f"FUSION={options.FUSION}"
         return op
-
-    def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
-        """Register a lowering of a custom operator.
-
-        Args:
-            operator: "domain::Type".
-            kernel: The lowering, called with a node and a `Lowering`.
-        """
-        domain, _, op_type = operator.rpartition("::")
-        lowering(op_type, domain=domain)(kernel)
-
-    def remove_kernel(self, operator: str) -> None:
-        """Remove the lowering of a custom operator."""
-        LOWERINGS.unregister(operator)
 
     def optimal_requests(self, options: DeviceOptions) -> int:
         """Return the number of streams."""

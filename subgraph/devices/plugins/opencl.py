@@ -6,7 +6,6 @@ the lowerings in ``ops/<family>/opencl.py``. CPU and REFERENCE run nodes without
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import attrs
@@ -21,13 +20,14 @@ from subgraph.engine.region.region_op import Guards, RegionOptions
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
-from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_lowering
+from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering
 from subgraph.opencl.region_op import ClSubgraphOp
 from subgraph.opencl.runtime import SIMULATOR, ClTraits, Runtime, find_devices, runtime
 from subgraph.opencl.tuning import ClTuning, stored, tuned
 from subgraph.operators.builder import input, operator, parameter
 from subgraph.operators.subgraph_op import SubgraphOp
 from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.system.registry import Registry
 from subgraph.transform.pass_manager import apply_pass
 
 # Rows and columns of the matrices whose product tuning measures, and runs of each choice, of which
@@ -57,24 +57,11 @@ class OpenclDevice(Device):
 
     options_class: ClassVar[type[DeviceOptions]] = OpenclOptions
     fallback: ClassVar[tuple[str, ...]] = ("CPU", "REFERENCE")
+    lowerings: ClassVar[Registry[Any] | None] = CL_LOWERINGS
 
     def start(self) -> None:
         """Find the devices."""
         find_devices()
-
-    def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
-        """Register a lowering of a custom operator.
-
-        Args:
-            operator: "domain::Type".
-            kernel: The lowering, called with a node and a `ClLowering`.
-        """
-        domain, _, op_type = operator.rpartition("::")
-        cl_lowering(op_type, domain=domain)(kernel)
-
-    def remove_kernel(self, operator: str) -> None:
-        """Remove the lowering of a custom operator."""
-        CL_LOWERINGS.unregister(operator)
 
     def device_ids(self) -> list[str]:
         """Return "0", "1", ...: positions among the machine's devices, GPUs first."""
