@@ -32,13 +32,16 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from subgraph.errors import BlobError, FileError, file_error
+from subgraph.system.large_pages import ALIGN
 from subgraph.system.signing import SIGNATURE_BYTES, is_own, signature
 from subgraph.system.trusted_files import AtomicFiles, distrust, open_regular
 from subgraph.weights.parallel import parallel_map
 
 MAGIC = b"\x89SUBGRPH"
-VERSION = 5
-ALIGN = 64  # bytes; the alignment of arrays in memory plans
+# Increase it when a field of the header, or the data that an op exports, is added or changes its
+# meaning. Files of other formats are refused; those of the same format but of another version of
+# the package are compiled again from their graph (`export`).
+VERSION = 6
 LARGE = 1 << 20  # bytes from which a section is large
 _ALIGN_LARGE = 4096  # bytes; a page, so that large sections are mapped without neighbours
 _FIXED = struct.Struct("<8sIIQQ32s")  # magic, version, reserved, header's and body's length, digest

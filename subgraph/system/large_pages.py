@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+ALIGN = 64  # bytes, of arrays and of values in memory plans: a cache line, and the widest vector
 _HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
 _HUGE_PAGE = 1 << 21  # bytes of a huge page (x86-64, and AArch64 with 4 KiB pages)
 _SLAB_BYTES = 8 * _HUGE_PAGE  # bytes of a mapping that arrays share (estimate)
@@ -31,7 +32,7 @@ _MIN_MAPPED_BYTES = 1 << 12  # bytes of a small page; smaller arrays are allocat
 _MAX_SHARED_BYTES = 2 * _HUGE_PAGE  # bytes; larger arrays have their own mapping (estimate)
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> NDArray[Any]:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = ALIGN) -> NDArray[Any]:
     """Return an uninitialised C-contiguous array, in huge pages if it is large enough.
 
     Args:
@@ -56,11 +57,11 @@ def mapped_empty(size: int) -> NDArray[Any]:
     if guard_pages.MODE:
         return guard_pages.empty((size,), np.dtype(np.uint8))
     if not _HAS_HUGE_PAGES or size < _MIN_MAPPED_BYTES:
-        return _plain(size, 64)
+        return _plain(size, ALIGN)
     try:
         mapping, start = _mapped(size)
     except OSError:
-        return _plain(size, 64)
+        return _plain(size, ALIGN)
     return np.frombuffer(mapping, np.uint8, size, start)
 
 

@@ -63,7 +63,7 @@ class BoundPort:
             if self.memory is None or self.memory.nbytes < self.nbytes or guard_pages.MODE:
                 # A port of sizes that grow with each run, as those of a decoder, gets room.
                 room = self.nbytes if self.memory is None else 2 * self.nbytes
-                self.memory = aligned_empty((room,), np.dtype(np.uint8), 64)
+                self.memory = aligned_empty((room,), np.dtype(np.uint8))
             self.stage = self.memory[: self.nbytes].view(self._dtype).reshape(self._shape)
             self._point_to(self.memory.ctypes.data)
         stage: Array = self.stage

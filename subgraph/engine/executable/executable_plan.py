@@ -57,7 +57,7 @@ class Arena:
 
     def __init__(self) -> None:
         """Begin with an empty arena."""
-        self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
+        self.memory = aligned_empty((0,), np.dtype(np.uint8))
         self.address = 0
 
     def reserve(self, nbytes: int) -> None:
@@ -65,7 +65,7 @@ class Arena:
         if guard_pages.MODE:
             return  # each executable plan has an arena of its own
         if nbytes > self.memory.nbytes:
-            self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
+            self.memory = aligned_empty((0,), np.dtype(np.uint8))
             # The old memory was dropped first, so that both are not allocated at the same time.
             self.memory = mapped_empty(nbytes)
             self.address = self.memory.ctypes.data
@@ -480,6 +480,6 @@ def _copied_words(layout: ArgumentLayout) -> Array:
     words = layout.words
     if guard_pages.MODE:
         return guard_pages.argument_blocks(words, [begin for _, begin, *_ in layout.steps])
-    array = aligned_empty((max(len(words), 1),), np.dtype(np.int64), 64)
+    array = aligned_empty((max(len(words), 1),), np.dtype(np.int64))
     array[: len(words)] = words
     return array

@@ -28,10 +28,9 @@ from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.subgraph_op import ExportFile, ImportFile, ProfileEntry
 from subgraph.system import host
 from subgraph.system.json_values import with_tuples
+from subgraph.system.large_pages import ALIGN
 from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.cache import WeightEntry, read_only
-
-_ALIGN = 64  # bytes, of arrays without an alignment of their own: a cache line
 
 
 @attrs.frozen(eq=False)
@@ -94,7 +93,7 @@ def describe(layout: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
         stored = file.weight(weight) if isinstance(weight, WeightEntry) else file.array(weight)
         if stored is None:
             return None
-        align = weight.align if isinstance(weight, WeightEntry) else _ALIGN
+        align = weight.align if isinstance(weight, WeightEntry) else ALIGN
         weights.append([stored, align, numbers.patch(patch)])
     kernels = dict.fromkeys([*(row[0] for row in layout.steps), *(k for k, _ in layout.kernels)])
     number = {kernel: k for k, kernel in enumerate(kernels)}

@@ -15,7 +15,6 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from subgraph.dtypes import HALF_FLOATS
-from subgraph.engine.planner.memory import ALIGN
 from subgraph.engine.planner.operands import Operand, Storage, Weight
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
@@ -23,6 +22,7 @@ from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import ONNX_DTYPE, Array, Dim, TensorType, dtype_of
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.system.large_pages import ALIGN
 from subgraph.weights.cache import WeightCache, WeightEntry
 from subgraph.weights.recipe_ids import recipe_id
 

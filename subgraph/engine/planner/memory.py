@@ -15,8 +15,8 @@ import attrs
 
 from subgraph.engine.planner.operands import Operand, Storage
 from subgraph.engine.planner.plan_types import Item, storages_of
+from subgraph.system.large_pages import ALIGN
 
-ALIGN = 64  # bytes: a cache line, and the widest vector
 FOREVER = 1 << 60  # step after all steps, and more bytes than any arena has
 # More storages than this are placed in the order of their first step. Each is then compared only
 # with those that live at that step, instead of with all others; the arena becomes a little larger.
