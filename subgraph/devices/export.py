@@ -108,7 +108,7 @@ def export_model(model: CompiledModel, target: Source, content: str = "") -> Non
         **_described(model, names),
         "content": content,
         "renamed": renamed,
-        "kept": op_data,
+        "op_data": op_data,
         "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
         "capability": {name: _capability(model, name) for name in _devices_of(model)},
         "requests": model.optimal_requests,
@@ -293,7 +293,7 @@ def _op_data(graph: Graph, exporter: ArrayExporter) -> dict[str, Any]:
 
 def _restore(graph: Graph, reader: BlobReader) -> None:
     """Pass the exported data of the regions' ops to the ops."""
-    op_data = _table(reader.header, "kept")
+    op_data = _table(reader.header, "op_data")
     file = ArrayImporter(reader, {p.name: p for p in all_parameters(graph)})
     for node in region_nodes(graph):
         found = op_data.get(node.name)

@@ -97,13 +97,13 @@ def short_packed(header: dict[str, Any], body: bytearray) -> None:
 
 
 def no_arena(header: dict[str, Any], body: bytearray) -> None:
-    for kept in header["kept"].values():
+    for kept in header["op_data"].values():
         for program in kept["programs"]:
             program.update(arena_bytes=0, words=[0, program["words"][1]])
 
 
 def other_fusion(header: dict[str, Any], body: bytearray) -> None:
-    for kept in header["kept"].values():
+    for kept in header["op_data"].values():
         kept["programs"] = []
         for node in kept["nodes"]:
             if isinstance(node, dict):

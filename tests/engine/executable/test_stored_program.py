@@ -184,7 +184,7 @@ def test_an_imported_program_is_exported_again(core: sg.Core) -> None:
     first.seek(0)
     a, b = read_header(first), read_header(second)
     assert len(a["packed"]) == len(b["packed"]) > 0
-    counts = [len(kept["programs"]) for h in (a, b) for kept in h["kept"].values()]
+    counts = [len(kept["programs"]) for h in (a, b) for kept in h["op_data"].values()]
     assert counts == [1, 1]
     same(core.import_model(second, "CPU"), model)
     same(again, model)

@@ -81,7 +81,7 @@ def test_an_import_does_not_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     core = sg.Core()
     model = core.compile_model(net(), "CPU")
     stream = exported(model)
-    assert read_header(stream)["kept"]
+    assert read_header(stream)["op_data"]
     fuse = cpu.fuse
     monkeypatch.setattr(cpu, "fuse", no_fusion)
     again = core.import_model(stream, "CPU")
@@ -139,7 +139,7 @@ def test_wrong_descriptions_with_valid_checksums(
     stream = exported(model)
 
     def lie(header: dict[str, Any], body: bytearray) -> None:
-        (kept,) = header["kept"].values()
+        (kept,) = header["op_data"].values()
         before = copy.deepcopy(kept)
         lies()[number](kept)
         assert kept != before
