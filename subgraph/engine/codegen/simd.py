@@ -31,7 +31,6 @@ from numba import types
 from subgraph.engine.codegen.irtools import (
     ELEMENTS,
     F16,
-    F32,
     I1,
     I8,
     I16,
@@ -39,7 +38,6 @@ from subgraph.engine.codegen.irtools import (
     I64,
     INT64,
     VOID,
-    bf16_to_f32,
     call_intrinsic,
     define,
     emit_binary,
@@ -112,17 +110,6 @@ ld_bool = define(types.boolean, [INT64], _load_bool)
 st_bool = define(VOID, [INT64, types.boolean], _store_bool)
 
 
-# float16 and bfloat16 in memory, float32 in registers.
-ld_bf16 = define(types.float32, [INT64], lambda b, c, a: bf16_to_f32(b, load_at(b, a[0], I16, 2)))
-st_bf16 = define(
-    VOID,
-    [INT64, types.float32],
-    lambda b, c, a: store_at(b, a[0], f32_to_bf16(b, a[1]), 2),
-)
-ld_f16 = define(types.float32, [INT64], lambda b, c, a: b.fpext(load_at(b, a[0], F16, 2), F32))
-st_f16 = define(
-    VOID, [INT64, types.float32], lambda b, c, a: store_at(b, a[0], b.fptrunc(a[1], F16), 2)
-)
 # The bits of a float32 as an integer.
 bits_f32 = define(types.int32, [types.float32], lambda b, c, a: b.bitcast(a[0], I32))
 

@@ -285,19 +285,6 @@ def test_scalars_in_memory(dtype: str) -> None:
     np.testing.assert_array_equal(out, a)
 
 
-@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_scalar_half_floats(storage: str) -> None:
-    bits = np.array([0x3C00, 0x0001, 0x8000, 0x7C00, 0x4248, 0x7F7F], np.uint16)
-    wide, back = np.zeros(6, np.float32), np.zeros(6, np.uint16)
-    run("halves", [bits, wide, back], 6, storage=storage)
-    if storage == "float16":
-        want = bits.view(np.float16).astype(np.float32)
-    else:
-        want = (bits.astype(np.uint32) << 16).view(np.float32)
-    np.testing.assert_array_equal(wide, want)
-    np.testing.assert_array_equal(back[:5], bits[:5])
-
-
 def test_memory_and_atomics() -> None:
     cell, out = np.array([10], np.int64), np.zeros(9, np.int64)
     words = np.array([cell.ctypes.data, out.ctypes.data, 0], np.int64)

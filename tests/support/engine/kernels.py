@@ -43,23 +43,6 @@ def scalars(*, dtype: str) -> Function:
     return kernel
 
 
-def halves(*, storage: str) -> Function:
-    """Turn half floats into float32 and back, one by one."""
-    load, store = {
-        "float16": (simd.ld_f16, simd.st_f16),
-        "bfloat16": (simd.ld_bf16, simd.st_bf16),
-    }[storage]
-
-    def kernel(args: int, begin: int, end: int, _worker: int) -> None:
-        source, wide, target = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
-        for i in range(begin, end):
-            value = load(source + 2 * i)
-            simd.st_f32(wide + 4 * i, value)
-            store(target + 2 * i, value)
-
-    return kernel
-
-
 def arithmetic(*, dtype: str, lanes: int) -> Function:
     """Store the results of all operations of two vectors, one after the other."""
     v = simd.vec(dtype, lanes)
