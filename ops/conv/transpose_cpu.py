@@ -39,7 +39,7 @@ from subgraph.ops.movement.layout_conversion import (
     blocked,
     blocked_target,
     convert_output,
-    plain_operand,
+    plain,
     widened,
 )
 from subgraph.ops.movement.packed_conv import ConvOutput, PackedConv
@@ -304,7 +304,7 @@ def _emit_columns(
     # Col2Im sums the rows [output channel][tap] of the product of each image.
     transposed = _transposed_weights(low, w, groups)
     columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, pixels))
-    image = viewed(low, plain_operand(low, of, x), (x.shape[0], groups, inputs, pixels))
+    image = viewed(low, plain(low, of, x), (x.shape[0], groups, inputs, pixels))
     delegate(low, "MatMul", [transposed, image], columns)
     target = y if y.layout == "plain" else temporary(low, y.dtype, y.shape)
     emit_column_sums(

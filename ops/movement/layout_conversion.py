@@ -14,6 +14,7 @@ from subgraph.engine.planner.lowering import Lowering
 from subgraph.engine.planner.operands import Argument, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.elementwise.cpu import clear_padding, temporary
+from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
 
 _UNIT_PIXELS = 2048  # pixels of a work unit (estimate)
@@ -49,22 +50,8 @@ def widened(low: Lowering, operand: Operand) -> Operand:
     return target
 
 
-def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
+def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand:
     """Return an operand in the plain layout, converted to scratch memory if necessary.
-
-    Args:
-        low: Collects the plan's steps and scratch memory.
-        of: The contraction tiles; their lanes are the channels of a block.
-        operand: An input, ``[N, C, *spatial]``.
-    """
-    target = plain_target(low, of, operand)
-    if target is not operand:
-        _emit_conversion(low, of, "to_plain", operand, target, operand.shape)
-    return target
-
-
-def plain_operand(low: Lowering, of: Tiles, operand: Operand) -> Operand:
-    """Return an operand in the plain layout, for steps that other lowerings emit; see `plain`.
 
     Args:
         low: Collects the plan's steps and scratch memory.
@@ -73,6 +60,8 @@ def plain_operand(low: Lowering, of: Tiles, operand: Operand) -> Operand:
     """
     if operand.layout == "plain":
         return operand
+    if _same_bytes(operand, of):
+        return viewed(low, operand, operand.shape)
     copy = temporary(low, operand.dtype, operand.shape)
     _emit_conversion(low, of, "to_plain", operand, copy, operand.shape)
     return copy
