@@ -224,11 +224,7 @@ class _SymbolicPlanner(Planner):
     ) -> tuple[Sequence[int], int]:
         """Place the storages, and record in the trace that other sizes need another placement."""
         self.lives = lives
-        known = [plain(size) for size in sizes]
-        found = (
-            guard_pages.guarded_offsets(known) if guard_pages.MODE else assign_offsets(known, lives)
-        )
-        offsets, total = found
+        offsets, total = super().place_storages([plain(size) for size in sizes], lives)
         # The placement depends on comparisons of sizes. As guards these would make the plan fit few
         # sizes, so the trace treats the placement as one function, which `_place_for_sizes`
         # computes again.
