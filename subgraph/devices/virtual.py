@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from os import PathLike
+from typing import IO, Any
 
-from subgraph.devices.calls import known_properties, property_of
+from subgraph.devices.calls import known_properties, property_of, query_on
 from subgraph.devices.device import Config, Device, DeviceList, DeviceTable
+from subgraph.devices.query import QueryResult
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.partition.regions import without_device_regions
@@ -21,6 +23,21 @@ class VirtualDevice(Device):
     """A device that runs models on other devices of its Core."""
 
     is_virtual = True
+
+    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
+        """Return the nodes that every device of the list supports."""
+        listed = self.configured(config)
+        reasons: dict[str, str] = {}
+        for device in listed.devices:
+            found = query_on(device, graph, listed.config_of(device))
+            if device.fallback:
+                continue  # its fallback devices run the other nodes
+            for node in graph.nodes:
+                if node.name not in found:
+                    text = found.reasons.get(node.name, f"{device.name} does not support it")
+                    reasons.setdefault(node.name, text)
+        supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
+        return QueryResult(supported, reasons)
 
     def import_graph(
         self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
@@ -123,6 +140,10 @@ class VirtualModel(CompiledModel):
     def region_strategies(self) -> dict[str, dict[str, Any]]:
         """How the calls of each region of the first model that runs now were served."""
         return self.running[0].region_strategies
+
+    def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
+        """Export the first model that runs now."""
+        self.running[0].export_model(target)
 
     def create_profiler(self) -> Runner:
         """Return a measuring runner of the first model that runs now."""

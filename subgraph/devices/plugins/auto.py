@@ -13,8 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from os import PathLike
-from typing import IO, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -249,10 +248,6 @@ class AutoModel(VirtualModel):
     def running(self) -> Sequence[CompiledModel]:
         """The model of the device that runs now."""
         return [self.current]
-
-    def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
-        """Export the model of the device that runs now."""
-        self.current.export_model(target)
 
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner that switches to the better model when it is ready."""

@@ -18,11 +18,9 @@ from weakref import WeakSet
 
 import attrs
 
-from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device, DeviceList
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.devices.fallback import all_finite, is_final, nonfinite_error
-from subgraph.devices.query import QueryResult
 from subgraph.devices.virtual import VirtualDevice, VirtualModel, attempt, device_names
 from subgraph.errors import BlobError, DeviceError
 from subgraph.graph.graph import Graph
@@ -57,21 +55,6 @@ class MultiDevice(VirtualDevice):
     full_name = "Several devices side by side"
     options_class = MultiOptions
     caches = False
-
-    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
-        """Return the nodes that every device of the list supports."""
-        listed = self.configured(config)
-        reasons: dict[str, str] = {}
-        for device in listed.devices:
-            found = query_on(device, graph, listed.config_of(device))
-            if device.fallback:
-                continue  # its fallback devices run the other nodes
-            for node in graph.nodes:
-                if node.name not in found:
-                    text = found.reasons.get(node.name, f"{device.name} does not support it")
-                    reasons.setdefault(node.name, text)
-        supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
-        return QueryResult(supported, reasons)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Compile the model for every device of the list, all at the same time.

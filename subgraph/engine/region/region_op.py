@@ -96,7 +96,10 @@ class RegionOp(SubgraphOp):
         )
 
     def strategies(self) -> list[Strategy]:
-        """Return the strategies in the order in which they are asked; devices override this."""
+        """Return new strategies in the order in which they are asked; devices override this.
+
+        The constructor calls it, once.
+        """
         return [self._split, self._known, ConcretePlan(self.options.plan)]
 
     def part_op(self, subgraph: Graph) -> SubgraphOp:

@@ -80,6 +80,9 @@ class Strategy:
     def resolve(self, request: Request) -> object | None:
         """Return a plan for the request; None if the strategy is not meant for such requests.
 
+        The session of the device binds what it returns: a `Plan`, or a type that the device's own
+        ``_bind`` takes, as `PlanInstance` and `StoredProgram` on CPU; a `SplitRegion` is not bound.
+
         Raises:
             Declined: It is meant for such requests but cannot serve this one; the next strategy is
                 asked.
