@@ -186,7 +186,7 @@ class Device:
 
         if self.lowerings is None:
             raise DeviceError(f"device {self.name} takes no kernels for single operators")
-        rule = LoweringRule(kernel, None, frozenset({"plain"}))
+        rule = LoweringRule(kernel, None, frozenset({"plain"}), custom=True)
         self.lowerings.register(operator, rule, defined_at(kernel))
 
     def remove_kernel(self, operator: str) -> None:

@@ -343,6 +343,28 @@ def test_a_device_that_refuses_when_it_starts_still_runs(
     assert "REFERENCE runs without the kernel of 'test.extension::Sixth'" in caplog.text
 
 
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+def test_a_kernel_with_a_fault_is_a_warning(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The reference runs the node, and nothing else would say that the kernel does not."""
+    core = sg.Core()
+    if device not in core.available_devices:
+        pytest.skip("there is no OpenCL device")
+
+    def misspelt(node: sg.Node, low: Any) -> None:
+        low.input(0, grain=16)
+
+    name = f"Misspelt{device.title()}"
+    kernels = {device: misspelt}
+    core.add_extension(sg.Operator(schema(name), compute, lambda n, types, v: types, kernels))
+    x = sg.input("x", X.shape)
+    graph = sg.Graph([x], [getattr(ops, name)(x)])
+    for _ in range(2):
+        np.testing.assert_allclose(core.compile_model(graph, device)([X])[0], 2 * X + 1)
+    [said] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert said.startswith(f"nodes of test.extension::{name} run without their kernel")
+    assert "'grain'" in said
+
+
 def test_wrong_keys_name_the_nearest() -> None:
     core = sg.Core()
     with pytest.raises(sg.ConfigError, match="did you mean 'INFERENCE_NUM_THREADS'"):

@@ -72,12 +72,14 @@ class LoweringRule:
         dtypes: Dtypes of the first input that it supports; None: the function decides.
         layouts: Layouts of operands that it supports.
         makes_blocks: Whether it computes a node's outputs in blocks from plain inputs; None: never.
+        custom: Whether it is a user's kernel of a custom operator.
     """
 
     function: Callable[[Node, Lowering], None]
     dtypes: frozenset[str] | None
     layouts: frozenset[Layout]
     makes_blocks: Callable[[Node], bool] | None = None
+    custom: bool = False
 
     def check_dtype(self, node: Node, inputs: Iterable[Operand | None]) -> None:
         """Check the dtype of the first input.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -539,6 +540,8 @@ class Planner:
                 low.undo()
                 reason = f"its lowering failed: {described(error)}"
                 _LOG.info("node %r (%s): %s", node.name, node.op_type, reason, exc_info=error)
+                if rule.custom:
+                    _warn_of_kernel(f"{node.domain}::{node.op_type}", reason)
                 raise Unsupported(reason) from error
             except Exception as error:
                 low.undo()
@@ -586,3 +589,9 @@ def _check_fused(node: Node, inputs: Sequence[Operand | None]) -> None:
         check_operands(node, _types_of(inputs), [None if o is None else o.known for o in inputs])
     except ShapeError as error:
         raise Unsupported(f"the fused form does not hold: {error}") from error
+
+
+@cache
+def _warn_of_kernel(operator: str, reason: str) -> None:
+    """Log once that a user's kernel is not used. Its lowering is more likely wrong than a node."""
+    _LOG.warning("nodes of %s run without their kernel: %s", operator, reason)
