@@ -22,6 +22,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.shared.activations import ACTIVATIONS
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
 
 from .byte_arguments import ByteTableArguments, ClearPaddingArguments
@@ -48,9 +49,9 @@ _FOLDS = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
 # Operators whose result is 0 where all inputs are 0: padding channels stay zero.
 _KEEPS_ZERO = frozenset(
     [
-        *("Relu", "LeakyRelu", "PRelu", "HardSwish", "Tanh", "Abs", "Neg", "Sqrt", "Erf", "Gelu"),
-        *("Swish", "Mish", "Identity", "Elu", "Selu", "Sign", "Floor", "Ceil", "Round", "Sin"),
-        "Softsign",
+        *(name for name, form in ACTIVATIONS.items() if form.keeps_zero),
+        *("PRelu", "Abs", "Neg", "Sqrt", "Erf", "Identity", "Selu", "Sign", "Floor", "Ceil"),
+        *("Round", "Sin", "Softsign"),
     ]
 )
 
