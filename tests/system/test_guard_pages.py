@@ -73,7 +73,7 @@ for images in (1, 2, 3, 5, 40):
     model([f4(images, 3, 12, 12)])
     for bound in list(guard_report._runners):
         kinds.add(type(bound.plan).__name__)
-        staged = [port for port in (*bound.inputs, *bound.outputs) if port.stage is not None]
+        staged = [port for port in (*bound.inputs, *bound.outputs) if port.staging is not None]
         patches = [bound._arena_patch, *(port._patch for port in staged)]
         patches += [patch for _, patch in bound._entry_patches]
         for patch in patches:

@@ -57,20 +57,20 @@ class Iterations:
         self._bound = bound
         self._program = program
         self._wiring = wiring
-        self._output_stages = [port.allocate_stage() for port in bound.outputs]
-        self._input_stages: dict[int, Array] = {
-            e.position: e.stage for e in bound.inputs if e.stage is not None
+        self._output_staging = [port.allocate_staging() for port in bound.outputs]
+        self._input_staging: dict[int, Array] = {
+            e.position: e.staging for e in bound.inputs if e.staging is not None
         }
-        self._unstaged_inputs = [port for port in bound.inputs if port.stage is None]
+        self._unstaged_inputs = [port for port in bound.inputs if port.staging is None]
         unread: Array = np.zeros(1, np.int64)
-        self._number = unread if wiring.number is None else self._input_stages[wiring.number]
+        self._number = unread if wiring.number is None else self._input_staging[wiring.number]
         self._copies_before = _table([])
         self._copies_after = self._make_copies_after()
         self._block = np.zeros(abi.ITERATIONS_WORDS, np.int64)
         self._set(abi.ITERATIONS_INNER, program.block_address)
         self._set(abi.ITERATIONS_NUMBER, self._number.ctypes.data)
         if wiring.condition is not None:
-            self._set(abi.ITERATIONS_CONDITION, self._output_stages[wiring.condition].ctypes.data)
+            self._set(abi.ITERATIONS_CONDITION, self._output_staging[wiring.condition].ctypes.data)
         self._set_rows(abi.ITERATIONS_AFTER, self._copies_after)
         self._set(abi.RUN_RELEASE, 1)
         self._set(abi.RUN_WALK, loop_kernel().address)
@@ -88,11 +88,11 @@ class Iterations:
 
         The targets of scan outputs are set by `run`, because their buffers may move.
         """
-        scanned = [self._output_stages[k] for k in self._wiring.scans]
+        scanned = [self._output_staging[k] for k in self._wiring.scans]
         rows: list[_Row] = [(a.ctypes.data, 0, a.nbytes, 0, a.nbytes) for a in scanned]
         for output, reader in self._wiring.states:
             if reader is not None:
-                source, target = self._output_stages[output], self._input_stages[reader]
+                source, target = self._output_staging[output], self._input_staging[reader]
                 rows.append((source.ctypes.data, target.ctypes.data, source.nbytes, 0, 0))
         return _table(rows)
 
@@ -110,7 +110,7 @@ class Iterations:
         """
         self._bound.rebind_arena()
         items = self._copy_inputs(inputs)
-        buffers = [_Buffer(self._output_stages[output]) for output in self._wiring.scans]
+        buffers = [_Buffer(self._output_staging[output]) for output in self._wiring.scans]
         chunk = _TINY_CHUNK_ITERATIONS if self._program.tiny else _CHUNK_ITERATIONS
         done = status = 0
         self._set(abi.ITERATIONS_DONE, done)
@@ -132,7 +132,7 @@ class Iterations:
         if status == _CANCELLED:
             raise RequestCancelledError("the request was cancelled while it ran")
         rows = [buffer.rows(done) for buffer in buffers]
-        states = [self._output_stages[output].copy() for output, _ in self._wiring.states]
+        states = [self._output_staging[output].copy() for output, _ in self._wiring.states]
         return IterationsResult(states, rows)
 
     def _copy_inputs(self, inputs: Sequence[Any]) -> list[Array]:
@@ -143,13 +143,13 @@ class Iterations:
         """
         items: list[Array] = []
         rows: list[_Row] = []
-        for position, stage in self._input_stages.items():
+        for position, staging in self._input_staging.items():
             if position in self._wiring.items:
-                items.append(np.ascontiguousarray(inputs[position], stage.dtype))
-                at = items[-1].ctypes.data, stage.ctypes.data
-                rows.append((*at, stage.nbytes, stage.nbytes, 0))
+                items.append(np.ascontiguousarray(inputs[position], staging.dtype))
+                at = items[-1].ctypes.data, staging.ctypes.data
+                rows.append((*at, staging.nbytes, staging.nbytes, 0))
             else:
-                stage[...] = inputs[position]
+                staging[...] = inputs[position]
         for port in self._unstaged_inputs:
             port.bind_input(inputs[port.position])
             items.append(port.current)
@@ -225,7 +225,7 @@ def make_iterations(bound: ExecutablePlan, wiring: Wiring) -> Iterations:
         if (output.type[0], output.nbytes) != ("bool", 1):
             raise Declined("the condition is not one truth value")
     for port in ports:
-        port.allocate_stage()
+        port.allocate_staging()
     return Iterations(bound, bound.single_program, wiring)
 
 

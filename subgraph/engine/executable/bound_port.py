@@ -1,4 +1,4 @@
-"""Bound ports: the inputs and outputs of an executable plan, with a stage or with patched words."""
+"""Bound ports: inputs and outputs of executable plans, with a staging buffer or patched words."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from subgraph.graph.types import Array, numpy_dtype
 from subgraph.system import guard_pages
 from subgraph.system.large_pages import aligned_empty
 
-# Ports up to this size have a stage: copying them takes less time than asking an array for its
-# address and patching the words (estimate).
+# Ports up to this size have a staging buffer: copying them takes less time than asking an array for
+# its address and patching the words (estimate).
 MAX_STAGED_BYTES = 16384
 
 
 class BoundPort:
     """An input or output of an executable plan.
 
-    The kernels read and write either a stage, an array of the plan that is copied from or to the
-    caller's array, or the caller's array itself, whose address is patched into the argument words.
+    The kernels read and write either a staging buffer, an array of the plan that is copied from or
+    to the caller's array, or the caller's array itself, whose address is patched into the words.
 
     Attributes:
         port: Type and position, and the words to patch.
         position: Index among the graph's inputs or outputs.
         type: Its dtype and shape.
         nbytes: Its size.
-        memory: Bytes that the stage is a part of; None without a stage.
-        stage: The stage; None: runs work on the caller's array.
+        memory: Bytes that the staging buffer is a part of; None without one.
+        staging: The staging buffer; None: runs work on the caller's array.
         current: The array that the present run works on, None between runs.
     """
 
     def __init__(self, port: Port, words: Array, memory: Array | None = None) -> None:
-        """Bind a port to the argument words of a plan; a small one gets a stage.
+        """Bind a port to the argument words of a plan; a small one gets a staging buffer.
 
         Args:
             port: The port.
             words: The argument words.
-            memory: That of the port that this one replaces, which its stage uses if it is enough.
+            memory: That of the port that this one replaces, which its staging buffer uses if it is enough.
         """
         self.port = port
         self.memory = memory
         self.position = port.position
         self.type = port.dtype, port.shape
         self.nbytes = port.nbytes
-        self.stage: Any = None
+        self.staging: Any = None
         self._shape = port.shape
         self._patch = port.patch
         self._words = words
@@ -55,19 +55,19 @@ class BoundPort:
         self._address = -1
         self.current: Any = None
         if port.nbytes <= MAX_STAGED_BYTES:
-            self.allocate_stage()
+            self.allocate_staging()
 
-    def allocate_stage(self) -> Array:
-        """Return the stage, which is allocated and used from now on if there was none."""
-        if self.stage is None:
+    def allocate_staging(self) -> Array:
+        """Return the staging buffer, which is allocated and used from now on if there was none."""
+        if self.staging is None:
             if self.memory is None or self.memory.nbytes < self.nbytes or guard_pages.MODE:
                 # A port of sizes that grow with each run, as those of a decoder, gets room.
                 room = self.nbytes if self.memory is None else 2 * self.nbytes
                 self.memory = aligned_empty((room,), np.dtype(np.uint8))
-            self.stage = self.memory[: self.nbytes].view(self._dtype).reshape(self._shape)
+            self.staging = self.memory[: self.nbytes].view(self._dtype).reshape(self._shape)
             self._point_to(self.memory.ctypes.data)
-        stage: Array = self.stage
-        return stage
+        staging: Array = self.staging
+        return staging
 
     def _point_to(self, address: int) -> None:
         # Callers often pass the same array again; its words then already hold the address.
@@ -80,9 +80,9 @@ class BoundPort:
 
         A file may state a wrong dtype for the result of an operator that states none itself.
         """
-        if self.stage is not None:
-            self.stage[...] = array
-            self.current = self.stage
+        if self.staging is not None:
+            self.staging[...] = array
+            self.current = self.staging
             return
         array = np.ascontiguousarray(array, self._dtype)
         # The reference to the array (or to its copy in C order) keeps the memory alive during the
@@ -91,10 +91,10 @@ class BoundPort:
         self._point_to(address_of(self.current))
 
     def bind_output(self, wanted: Array | None) -> Array:
-        """Return the array that the next run writes: the stage, ``wanted`` or a new one."""
-        if self.stage is not None:
-            self.current = self.stage
-            staged: Array = self.stage
+        """Return the array that the next run writes: the buffer, ``wanted`` or a new one."""
+        if self.staging is not None:
+            self.current = self.staging
+            staged: Array = self.staging
             return staged
         # With guard pages the result has to lie between them; the caller's array is filled by a
         # copy after the run.
@@ -114,7 +114,7 @@ class BoundPort:
         self.current = None
 
     def copy_result(self, results: list[Array]) -> None:
-        """Set the result of this output to a copy of its stage, if it has one."""
-        if self.stage is not None:
-            # The next run overwrites the stage, but the caller owns the result.
-            results[self.position] = self.stage.copy()
+        """Set the result of this output to a copy of its staging buffer, if it has one."""
+        if self.staging is not None:
+            # The next run overwrites the staging buffer, but the caller owns the result.
+            results[self.position] = self.staging.copy()

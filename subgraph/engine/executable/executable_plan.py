@@ -3,7 +3,8 @@
 The argument words are a copy of those in the plan's argument layout
 (`subgraph.engine.executable.argument_layout`), with addresses in place of the zeros. A run patches
 only the addresses that changed since the previous run. Usually none did, because small inputs and
-outputs are copied to and from stages at fixed addresses (`subgraph.engine.executable.bound_port`).
+outputs are copied to and from staging buffers at fixed addresses
+(`subgraph.engine.executable.bound_port`).
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ class ExecutablePlan:
         return array
 
     def _bind_ports(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
-        """Bind inputs and outputs to the words; those bound before keep their stages."""
+        """Bind inputs and outputs to the words; those bound before keep their staging buffers."""
         # Ports are compared by identity: a port that is equal in all instances is one object.
         self.inputs, self.outputs = (
             [
@@ -244,23 +245,23 @@ class ExecutablePlan:
     def _make_staged(self) -> Callable[[Sequence[Any]], list[Array]] | None:
         """Return a function that runs a plan with little overhead; None if the plan needs more.
 
-        It serves plans of one program whose inputs and outputs all have stages, so that no run
-        patches words.
+        It serves plans of one program whose inputs and outputs all have staging buffers, so that no
+        run patches words.
         """
         ports = (*self.inputs, *self.outputs)
-        if self.single_program is None or any(port.stage is None for port in ports):
+        if self.single_program is None or any(port.staging is None for port in ports):
             return None
         execute = self.single_program.function
         if self._slot is not None:
             execute = partial(_run_and_check, execute, self._slot)
-        stages = [(port.stage, port.position) for port in self.inputs]
-        copies = [port.stage.copy for port in self.outputs]
-        if len(stages) == len(copies) == 1:
-            return _run_one_to_one(*stages[0], execute, copies[0])
+        buffers = [(port.staging, port.position) for port in self.inputs]
+        copies = [port.staging.copy for port in self.outputs]
+        if len(buffers) == len(copies) == 1:
+            return _run_one_to_one(*buffers[0], execute, copies[0])
 
         def run(inputs: Sequence[Any]) -> list[Array]:
-            for stage, position in stages:
-                stage[...] = inputs[position]
+            for staging, position in buffers:
+                staging[...] = inputs[position]
             execute()
             return [copy() for copy in copies]
 
@@ -437,21 +438,21 @@ def _run_and_check(execute: Callable[[], object], slot: ReportSlot) -> None:
 
 
 def _run_one_to_one(
-    stage: Array, position: int, execute: Callable[[], object], copy: Callable[[], Array]
+    staging: Array, position: int, execute: Callable[[], object], copy: Callable[[], Array]
 ) -> Callable[[Sequence[Any]], list[Array]]:
     """Return the function of `ExecutablePlan._make_staged` for one input and one output.
 
     It has no loops, whose overhead would be the largest part of such a run.
 
     Args:
-        stage: The input's stage.
+        staging: The input's staging buffer.
         position: The input's position.
         execute: Runs the program.
-        copy: Copies the output's stage to a new array.
+        copy: Copies the output's staging buffer to a new array.
     """
 
     def run(inputs: Sequence[Any]) -> list[Array]:
-        stage[...] = inputs[position]
+        staging[...] = inputs[position]
         execute()
         return [copy()]
 
