@@ -297,7 +297,7 @@ def has_masked_stores() -> bool:
 
 def has_vscalef() -> bool:
     """Return whether one instruction computes x * 2**n for vectors (vscalefps)."""
-    return isa().has("avx512vl")
+    return isa().has("avx512vl") and not is_emulated()
 
 
 def has_saturating_packs() -> bool:
