@@ -40,7 +40,8 @@ class BoundPort:
         Args:
             port: The port.
             words: The argument words.
-            memory: That of the port that this one replaces, which its staging buffer uses if it is enough.
+            memory: That of the port that this one replaces, which its staging buffer uses if it is
+                enough.
         """
         self.port = port
         self.memory = memory

@@ -20,9 +20,9 @@ def test_a_port_uses_the_memory_of_the_one_that_it_replaces() -> None:
     places: list[int] = []
     for size in (9, 10, 16, 17, 3):
         port = BoundPort(port_of(size), words, port.memory)
-        stage = port.allocate_stage()
-        assert stage.shape == (size,)
-        assert words[0] == stage.ctypes.data
+        staging = port.allocate_staging()
+        assert staging.shape == (size,)
+        assert words[0] == staging.ctypes.data
         assert words[0] % 64 == 0
         places.append(int(words[0]))
     # It grew from 8 to 18 numbers once; a smaller port uses the same memory.

@@ -129,7 +129,7 @@ class Chain:
         return ops.DequantizeLinear(ops.QuantizeLinear(x, *pair), *pair)
 
     def longer(self, x: sg.Value) -> sg.Value:
-        match self.rng.integers(5):
+        match int(self.rng.integers(5)):
             case 0:
                 made = ops.Add(x, self.number())
             case 1:
