@@ -57,10 +57,10 @@ def conv_transpose_with_dynamic_pads(call: Call) -> Results:
     x, w, pads, b = call.inputs
     names = ("dilations", "group", "kernel_shape", "output_padding", "strides")
     whole = call.ConvTranspose(x, w, b, **call.attributes(*names))
-    first, kept = axes(call, 0), axes(call, 0, 0)
+    first, uncropped = axes(call, 0), axes(call, 0, 0)
     middle, last = axes(call, call.rank(x) - 2), axes(call, 2 * call.rank(x) - 4)
     begins, ends = (call.Slice(pads, *part, first) for part in ((first, middle), (middle, last)))
-    pads = call.Neg(call.Concat(kept, begins, kept, ends, axis=0))
+    pads = call.Neg(call.Concat(uncropped, begins, uncropped, ends, axis=0))
     return [call.Pad(whole, pads, requires="no_padding")]
 
 

@@ -60,15 +60,15 @@ class Hypotheses:
             chosen: The token that it adds.
             end: The token that ends a hypothesis.
         """
-        kept: list[int] = []
+        alive: list[int] = []
         for k, token in enumerate(chosen.tolist()):
             if token != end or end < 0:
-                kept.append(k)
-                if len(kept) == self._beams:
+                alive.append(k)
+                if len(alive) == self._beams:
                     break
             elif k < self._beams:
                 self.add(tokens[parents[k]], totals[k])
         if len(self.best) == self._beams:
             best = self._average(totals.max(), tokens.shape[1])
             self.done = self._early or bool(self.best[0][0] >= best)
-        return kept
+        return alive

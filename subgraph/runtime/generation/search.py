@@ -170,11 +170,11 @@ class _Beams:
                 self.totals[b], self._tokens[b, :, at] = 0, self._pad
                 continue
             tokens = self._tokens[b, :, :at]
-            kept = finished.advance(tokens, best[b], parents[b], chosen[b], self._end)
-            from_beam = parents[b, kept]
-            self.totals[b], rows[b] = best[b, kept], rows[b, from_beam]
+            alive = finished.advance(tokens, best[b], parents[b], chosen[b], self._end)
+            from_beam = parents[b, alive]
+            self.totals[b], rows[b] = best[b, alive], rows[b, from_beam]
             self._tokens[b] = self._tokens[b, from_beam]
-            self._tokens[b, :, at] = chosen[b, kept]
+            self._tokens[b, :, at] = chosen[b, alive]
         self.position += 1
         return rows.ravel()
 
