@@ -540,8 +540,8 @@ def _searches() -> Iterator[Row]:
     yield Row("Sampling", [*greedy, None, _number(5, "int32")], {**body, "top_p": 0.9})
     beams = [_number(2, "int32"), _number(1, "int32"), penalty, penalty]
     yield Row("BeamSearch", [tokens, most, least, *beams], body, 2)
-    body |= {"encoder": onnx.parser.parse_graph(_ENCODER), "decoder_start_token_id": 1}
-    body["decoder"] = onnx.parser.parse_graph(_DECODER)
+    encoder, decoder = map(onnx.parser.parse_graph, (_ENCODER, _DECODER))
+    body = {**body, "encoder": encoder, "decoder": decoder, "decoder_start_token_id": 1}
     yield Row("WhisperBeamSearch", [_f(2, 2, 5), most, least, *beams], body, 2)
     token, cache = _f(2, 1, 12), _f(2, 3, 6, 4)
     cached = [token, token, token, None, None, cache, cache, _number(3, "int32")]

@@ -22,6 +22,7 @@ from subgraph.system.forking import free_in_child, held_while_forking
 
 T = TypeVar("T")
 _FUNCTION = b"\n@function("
+_STANDARD = b'domain=""'
 # One lock for all registries: importing the files of one may look up names in others.
 _discovery = held_while_forking(threading.RLock())
 
@@ -48,13 +49,19 @@ class Files:
         """Import the modules that contain ``name``, without its domain, in quotes.
 
         Modules with ``@function`` contain many names in bodies; of these only modules that define a
-        function of this name are imported.
+        function of this name are imported, for a name without a domain only those that state the
+        standard's.
         """
-        literal = f'"{name.rpartition("::")[2]}"'.encode()
+        domain, _, op_type = name.rpartition("::")
+        literal = f'"{op_type}"'.encode()
         defined = [_FUNCTION + literal, _FUNCTION + b"\n    " + literal]
         found: list[str] = []
         for file, text in self._texts().items():
-            if literal in text and (_FUNCTION not in text or any(each in text for each in defined)):
+            if _FUNCTION in text:
+                fits = any(each in text for each in defined) and (domain or _STANDARD in text)
+            else:
+                fits = literal in text
+            if fits:
                 found.append(file)
         self._import(sorted(found))
 

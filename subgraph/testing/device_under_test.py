@@ -140,7 +140,9 @@ class DeviceUnderTest:
     @property
     def with_reference(self) -> str:
         """The string of a HETERO device that uses REFERENCE for nodes that the device refuses."""
-        return f"HETERO:{self.name},REFERENCE" if self.is_physical else self.name
+        if not self.is_physical or self.name == "REFERENCE":
+            return self.name
+        return f"HETERO:{self.name},REFERENCE"
 
     @property
     def options(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array
@@ -231,7 +232,18 @@ def _probabilities(node: Node, logits: Array) -> Array | None:
 def _outputs(
     node: Node, results: Sequence[Array | None], operands: Mapping[str, Any]
 ) -> list[Array | None]:
-    """Return the results for the node's outputs; floats have the dtype of its penalties."""
+    """Return the results for the node's outputs; floats have the dtype of its penalties.
+
+    Raises:
+        UnsupportedOpError: An output is used that the node's attributes do not ask for.
+    """
+    for position, result in enumerate(results):
+        if result is None and _is_used(node, position):
+            raise UnsupportedOpError(
+                f"node {node.name!r} ({node.op_type}): its output {position} is not computed; the "
+                "attribute that asks for it is not set (no_speech_token_id), or not supported "
+                "(decoder_output_cross_qk)"
+            )
     given = (operands.get(name) for name in ("length_penalty", "repetition_penalty"))
     dtype = next((x.dtype for x in given if x is not None), np.dtype(np.float32))
     first, *floats = results[: len(node.outputs)]
