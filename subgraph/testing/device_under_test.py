@@ -140,9 +140,8 @@ class DeviceUnderTest:
     @property
     def with_reference(self) -> str:
         """The string of a HETERO device that uses REFERENCE for nodes that the device refuses."""
-        if not self.is_physical or self.name == "REFERENCE":
-            return self.name
-        return f"HETERO:{self.name},REFERENCE"
+        names = dict.fromkeys((self.name, "REFERENCE"))  # REFERENCE once
+        return f"HETERO:{','.join(names)}" if self.is_physical else self.name
 
     @property
     def options(self) -> dict[str, str]:
