@@ -151,17 +151,18 @@ def fused_gemm(call: Call) -> Results:
     return [activated(call, call.Gemm(*call.inputs, **options), name, _parameters(call, name))]
 
 
+CONVOLUTION_ATTRIBUTES: dict[str, Any] = {
+    **{"auto_pad": "NOTSET", "dilations": "ints", "group": 1, "kernel_shape": "ints"},
+    **{"pads": "ints", "strides": "ints"},
+}
+
+
 @function(
     "FusedConv",
     "X, W, B?, Z? -> Y",
     activation="string",
     activation_params="floats",
-    auto_pad="NOTSET",
-    dilations="ints",
-    group=1,
-    kernel_shape="ints",
-    pads="ints",
-    strides="ints",
+    **CONVOLUTION_ATTRIBUTES,
 )
 def fused_conv(call: Call) -> Results:
     """Convolution, a sum, and an activation."""
@@ -170,8 +171,7 @@ def fused_conv(call: Call) -> Results:
 
 def fused_convolution(call: Call, x: Any, w: Any, b: Any, z: Any) -> Any:
     """Return the convolution of ``x`` plus ``z``, activated, by the node's attributes."""
-    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    product = call.Conv(x, w, b, **call.attributes(*names))
+    product = call.Conv(x, w, b, **call.attributes(*CONVOLUTION_ATTRIBUTES))
     total = added(call, product, z, requires="same_shape")
     parameters = call.attribute("activation_params") or ()
     return activated(call, total, call.attribute("activation"), parameters)

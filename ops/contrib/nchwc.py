@@ -18,7 +18,7 @@ from subgraph.system.host import native_architecture
 from subgraph.system.processor import processor
 
 from .attention import axes
-from .fused import POOL_ATTRIBUTES, fused_convolution, pool_options
+from .fused import CONVOLUTION_ATTRIBUTES, POOL_ATTRIBUTES, fused_convolution, pool_options
 
 
 def block_channels() -> int:
@@ -101,12 +101,7 @@ def convolution_operands(
     requires=convolution_operands,
     activation="string",
     activation_params="floats",
-    auto_pad="NOTSET",
-    dilations="ints",
-    group=1,
-    kernel_shape="ints",
-    pads="ints",
-    strides="ints",
+    **CONVOLUTION_ATTRIBUTES,
 )
 def conv(call: Call) -> Results:
     """Convolution with filters in blocks, a sum, and an activation."""

@@ -57,9 +57,8 @@ _IMAGE_CHANNELS = 4  # channels of a pixel in the patch of an image, as in `patc
 # eight convolutions of 3 x 3 and 1 x 1 on an AMD Zen 3, which is nearer to 2 if no sum of 16 bits
 # saturates.
 _INTEGER_SPEED = 1.5
-_CONVERSION_CYCLES = (
-    2  # cycles in which a vector of bytes becomes float32, or the reverse (estimate)
-)
+# Cycles in which a vector of bytes becomes float32, or the reverse (estimate).
+_CONVERSION_CYCLES = 2
 # Groups that may be merged into one, with weights of 0 between them; estimate: with more, float32
 # is as fast.
 _MAX_MERGED_GROUPS = 4

@@ -36,9 +36,8 @@ _DTYPES = frozenset((*INTEGERS, "float32", "float64", "bool"))
 # Limits of a fused loop (estimates); they bound its live values and its streams from memory.
 _MAX_NODES = 24
 _MAX_INPUTS = 10
-_MAX_TABLE_NODES = (
-    96  # of a function of one byte; bounds the steps that compute its table (estimate)
-)
+# Nodes of a function of one byte, each of which may be a step that computes its table (estimate).
+_MAX_TABLE_NODES = 96
 # Nodes of a function of one byte from which on a loop reads its result rather than computes it
 # (estimate).
 _MIN_TABLE_NODES = 6
