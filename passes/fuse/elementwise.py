@@ -81,7 +81,12 @@ class _Group:
         return True
 
     def fits(self, context: Context) -> bool:
-        """Return whether the group is within the limits of a loop, or a function of one byte."""
+        """Return whether the group is within the limits of a loop, or a function of one byte.
+
+        ``add`` holds a group without an origin within the limits; only its root may exceed them.
+        """
+        if self.origin is None:
+            return True
         if len(self.nodes) <= _MAX_NODES and len(self.inputs) <= _MAX_INPUTS:
             return True
         return sum(not _is_number(context, value) for value in self.inputs) == 1
