@@ -162,6 +162,7 @@ class Signature:
             numpy_dtype(p.type.dtype) if isinstance(p.type, TensorType) else None
             for p in self.inputs
         ]
+        self._shapes = [port.shape for port in self.inputs]
         self._texts = [k for k, dtype in enumerate(self._dtypes) if dtype and dtype.kind == "O"]
         self._accepted: set[tuple[Any, ...]] = set()
         self._latest: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []  # accepted last
@@ -283,30 +284,34 @@ class Signature:
         return arrays
 
     def _check_shapes(self, arrays: Sequence[Any]) -> None:
-        sizes: dict[str, tuple[int, str]] = {}
-        for port, array in zip(self.inputs, arrays, strict=True):
-            if array is None or not isinstance(port.type, TensorType) or port.type.shape is None:
+        sizes: dict[str, tuple[int, Port]] = {}
+        for port, expected, array in zip(self.inputs, self._shapes, arrays, strict=True):
+            if array is None or expected is None:
                 continue
-            expected = port.type.shape
-            if len(expected) != array.ndim:
+            shape = array.shape
+            if len(expected) != len(shape):
                 raise ShapeError(
                     f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; give an array "
                     f"of {len(expected)} dimensions"
                 )
-            for axis, (dim, size) in enumerate(zip(expected, array.shape, strict=True)):
-                if isinstance(dim, int) and dim != size:
-                    raise ShapeError(
-                        f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; "
-                        f"dimension {axis} must be {dim}"
-                    )
-                if isinstance(dim, str):
-                    # In ONNX, dimensions of one name have the same size in all inputs.
-                    known, where = sizes.setdefault(dim, (size, port.name))
-                    if known != size:
+            for axis, dim in enumerate(expected):
+                if dim is None:
+                    continue
+                size = shape[axis]
+                if isinstance(dim, int):
+                    if dim != size:
                         raise ShapeError(
-                            f"dimension {dim!r} is {known} in input {where!r} and {size} in input "
-                            f"{port.name!r} ({port.type}, got {_shape_shown(array)})"
+                            f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; "
+                            f"dimension {axis} must be {dim}"
                         )
+                    continue
+                # In ONNX, dimensions of one name have the same size in all inputs.
+                known, where = sizes.setdefault(dim, (size, port))
+                if known != size:
+                    raise ShapeError(
+                        f"dimension {dim!r} is {known} in input {where.name!r} and {size} in input "
+                        f"{port.name!r} ({port.type}, got {_shape_shown(array)})"
+                    )
 
 
 def _shape_shown(array: Array) -> str:

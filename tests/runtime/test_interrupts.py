@@ -88,10 +88,15 @@ def test_an_interrupt_leaves_no_load_behind() -> None:
     x = sg.input("x", (3,))
     model = sg.compile_model(sg.Graph([x], [ops.Add(x, x)]), "MULTI:REFERENCE,CPU")
     count = 1
-    while interrupted_at(model.create_infer_request, count):
-        gc.collect()  # the frames of the interrupted call, which `interrupted_at` noted
-        runner: Any = model.create_runner(Cancel())
-        assert runner.model.device == "REFERENCE", f"interrupt before chance {count}"
-        del runner
-        count += 1
+    gc.collect()
+    gc.freeze()  # collections do not visit the objects of the tests before
+    try:
+        while interrupted_at(model.create_infer_request, count):
+            gc.collect()  # the frames of the interrupted call, which `interrupted_at` noted
+            runner: Any = model.create_runner(Cancel())
+            assert runner.model.device == "REFERENCE", f"interrupt before chance {count}"
+            del runner
+            count += 1
+    finally:
+        gc.unfreeze()
     assert count > 10

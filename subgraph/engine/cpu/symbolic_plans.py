@@ -59,20 +59,23 @@ class SymbolicPlans(Strategy):
         Raises:
             Declined: There is no symbolic plan for these types, and none can be made.
         """
-        graph, types = request.graph, request.types
+        graph = request.graph
         if request.specialized_values:
             raise Declined("shapes depend on the content of inputs")
         if graph is not self._graph:
             self.forget()
             self._graph = graph
         for plan in self._plans:
-            instance = plan.instance(types) if plan.versions.are_current() else None
+            if not plan.versions.are_current():
+                continue
+            instance = plan.instance(request.dtypes, request.shapes)
             if instance is not None:
                 self._plans.remove(plan)
                 self._plans.insert(0, plan)
                 self.used += 1
                 self._unused_in_a_row = 0
                 return instance
+        types = request.types
         self._remember(types)
         groups = self.groups()
         if not groups:
@@ -90,7 +93,7 @@ class SymbolicPlans(Strategy):
             raise Declined("the reference computes a part of the plan")
         self.made += 1
         self._plans = [made, *self._plans[: _MAX_PLANS - 1]]
-        return made.instance(types)
+        return made.instance(request.dtypes, request.shapes)
 
     def forget(self) -> None:
         """Drop all symbolic plans."""

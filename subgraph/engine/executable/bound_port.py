@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from subgraph.engine.executable.argument_layout import Port
+from subgraph.engine.executable.argument_layout import Patch, Port
 from subgraph.engine.program.addresses import address_of
 from subgraph.graph.result_arrays import usable_output
 from subgraph.graph.types import Array, numpy_dtype
@@ -25,7 +26,6 @@ class BoundPort:
     to the caller's array, or the caller's array itself, whose address is patched into the words.
 
     Attributes:
-        port: Type and position, and the words to patch.
         position: Index among the graph's inputs or outputs.
         type: Its dtype and shape.
         nbytes: Its size.
@@ -34,28 +34,41 @@ class BoundPort:
         current: The array that the present run works on, None between runs.
     """
 
-    def __init__(self, port: Port, words: Array, memory: Array | None = None) -> None:
+    def __init__(self, port: Port, words: Array) -> None:
         """Bind a port to the argument words of a plan; a small one gets a staging buffer.
 
         Args:
             port: The port.
             words: The argument words.
-            memory: That of the port that this one replaces, which its staging buffer uses if it is
-                enough.
         """
-        self.port = port
-        self.memory = memory
+        self.memory: Array | None = None
         self.position = port.position
         self.type = port.dtype, port.shape
         self.nbytes = port.nbytes
         self.staging: Any = None
-        self._shape = port.shape
         self._patch = port.patch
         self._words = words
         self._dtype = numpy_dtype(port.dtype)
-        self._address = -1
+        self._address = -1  # in the words
+        self._staging_address = -1
         self.current: Any = None
         if port.nbytes <= MAX_STAGED_BYTES:
+            self.allocate_staging()
+
+    def resize(
+        self, shape: tuple[int, ...], nbytes: int, offsets: NDArray[np.int64] | None
+    ) -> None:
+        """Change to another size; the staging buffer stays where it is, if it has room.
+
+        Args:
+            shape: The shape.
+            nbytes: Its size.
+            offsets: Those of the words to patch; None: as before.
+        """
+        self.type, self.nbytes, self.staging = (self.type[0], shape), nbytes, None
+        if offsets is not None:
+            self._patch, self._address = Patch(self._patch.positions, offsets), -1
+        if nbytes <= MAX_STAGED_BYTES:
             self.allocate_staging()
 
     def allocate_staging(self) -> Array:
@@ -63,10 +76,12 @@ class BoundPort:
         if self.staging is None:
             if self.memory is None or self.memory.nbytes < self.nbytes or guard_pages.MODE:
                 # A port of sizes that grow with each run, as those of a decoder, gets room.
-                room = self.nbytes if self.memory is None else 2 * self.nbytes
+                exact = self.memory is None or guard_pages.MODE
+                room = self.nbytes if exact else 2 * self.nbytes
                 self.memory = aligned_empty((room,), np.dtype(np.uint8))
-            self.staging = self.memory[: self.nbytes].view(self._dtype).reshape(self._shape)
-            self._point_to(self.memory.ctypes.data)
+                self._staging_address = address_of(self.memory)
+            self.staging = np.ndarray(self.type[1], self._dtype, self.memory)
+            self._point_to(self._staging_address)
         staging: Array = self.staging
         return staging
 
@@ -99,7 +114,7 @@ class BoundPort:
             return staged
         # With guard pages the result has to lie between them; the caller's array is filled by a
         # copy after the run.
-        array = None if guard_pages.MODE else usable_output(wanted, self._dtype, self._shape)
+        array = None if guard_pages.MODE else usable_output(wanted, self._dtype, self.type[1])
         if array is None:
             array = self._new_result()
         self._point_to(address_of(array))
@@ -108,7 +123,7 @@ class BoundPort:
 
     def _new_result(self) -> Array:
         make = guard_pages.empty if guard_pages.MODE else np.empty
-        return make(self._shape, self._dtype)
+        return make(self.type[1], self._dtype)
 
     def release_array(self) -> None:
         """Drop the reference to the caller's array, after a run."""

@@ -12,12 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from subgraph.engine.executable.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
+from subgraph.engine.executable.argument_layout import ArgumentLayout, Patch, SymbolicConstant
 from subgraph.engine.executable.bound_port import BoundPort
 from subgraph.engine.executable.reference_steps import run_reference_step
 from subgraph.engine.executable.stored_program import StoredProgram
@@ -109,7 +108,7 @@ class ExecutablePlan:
                 enlarged or moved later.
             pool: The threads that run steps; None: only the calling thread.
         """
-        _check_memory(layout.arena_bytes, layout.outputs)
+        _check_memory(layout.arena_bytes + sum(port.nbytes for port in layout.outputs))
         self.plan = plan
         self._entries = layout.entries
         self.epoch: int | None = None
@@ -137,9 +136,10 @@ class ExecutablePlan:
         self._bind_weights(layout)
         self._changes = ChangedEntries([entry for entry, _ in self._entry_patches])
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
-        self.inputs: list[BoundPort] = []
-        self.outputs: list[BoundPort] = []
-        self._bind_ports(layout.inputs, layout.outputs)
+        self.inputs, self.outputs = (
+            [BoundPort(port, self._words) for port in ports]
+            for ports in (layout.inputs, layout.outputs)
+        )
         self._threads = 1 if pool is None else pool.size
         self._segments = self._make_segments(layout, pool, addresses)
         first = self._segments[0]
@@ -159,8 +159,9 @@ class ExecutablePlan:
 
     def rebind(self, instance: PlanInstance) -> None:
         """Change to another instance of the same symbolic plan; the weights stay."""
-        inputs, outputs = instance.ports()
-        _check_memory(instance.arena_bytes, outputs)  # before anything is changed
+        inputs, outputs = instance.port_sizes()
+        result_bytes = instance.symbolic_plan.outputs.fixed_bytes + sum(o.nbytes for o in outputs)
+        _check_memory(instance.arena_bytes + result_bytes)  # before anything is changed
         self.plan, self._entries = instance, instance.entries
         # The array of words stays at its address, to which the programs' rows and this plan's
         # patches refer. Fixed words keep their values.
@@ -170,7 +171,9 @@ class ExecutablePlan:
         self._arena_patch, self._arena_at = instance.arena, -1
         if guard_pages.MODE:
             self._arena = _GuardedArena(instance.areas, instance.arena_bytes)
-        self._bind_ports(inputs, outputs)
+        for ports, sizes in ((self.inputs, inputs), (self.outputs, outputs)):
+            for k, shape, nbytes, offsets in sizes:
+                ports[k].resize(shape, nbytes, offsets)
         # A symbolic plan has no reference steps, so that its only segment is a program.
         self._segments[0].set_sizes(instance.sizes)
         self._run_staged = self._make_staged()
@@ -204,19 +207,6 @@ class ExecutablePlan:
         array = guard_pages.guarded_copy(array) if guard_pages.MODE else array
         patch.put(self._words, array.ctypes.data)
         return array
-
-    def _bind_ports(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
-        """Bind inputs and outputs to the words; those bound before keep their staging buffers."""
-        # Ports are compared by identity: a port that is equal in all instances is one object.
-        self.inputs, self.outputs = (
-            [
-                old
-                if old is not None and old.port is port
-                else BoundPort(port, self._words, None if old is None else old.memory)
-                for port, old in zip_longest(ports, before)
-            ]
-            for ports, before in ((inputs, self.inputs), (outputs, self.outputs))
-        )
 
     def _make_segments(
         self, layout: ArgumentLayout, pool: Pool | None, addresses: Mapping[Kernel, int]
@@ -470,9 +460,12 @@ def _at_node(error: loader.KernelError, entries: Sequence[ProfileEntry]) -> load
     return error
 
 
-def _check_memory(arena_bytes: int, outputs: Sequence[Port]) -> None:
-    """Raise LimitError if a plan's memory does not fit beside the values of this thread's runs."""
-    wanted = arena_bytes + sum(port.nbytes for port in outputs)
+def _check_memory(wanted: int) -> None:
+    """Raise LimitError if the arena and results of a plan do not fit beside this thread's values.
+
+    Args:
+        wanted: Bytes of the arena and the results.
+    """
     check_memory(wanted, "a region, for the values that live at the same time,")
 
 

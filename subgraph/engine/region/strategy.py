@@ -26,7 +26,7 @@ class Request:
     Attributes:
         graph_of: Returns the fused graph.
         specialized_inputs: The inputs on whose values plans are specialized.
-        dtypes: The dtype that the graph states for each input, None if it states none.
+        stated_dtypes: The dtype that the graph states for each input, None if it states none.
         inputs: Arrays for the inputs that are not weights.
         snapshot: The parameters as the call has to see them.
         obstacle: The error because of which the graph cannot be planned as a whole; None if no
@@ -36,7 +36,7 @@ class Request:
 
     graph_of: Callable[[], Graph]
     specialized_inputs: SpecializedInputs
-    dtypes: Sequence[str | None]
+    stated_dtypes: Sequence[str | None]
     inputs: Sequence[Any]
     snapshot: Snapshot
     obstacle: UnknownShapeError | None
@@ -48,10 +48,20 @@ class Request:
         return self.graph_of()
 
     @computed_once
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the inputs."""
+        return [item.shape for item in self.inputs]
+
+    @computed_once
+    def dtypes(self) -> list[str]:
+        """The dtypes of the inputs; arrays of another dtype than stated are converted in a run."""
+        pairs = zip(self.stated_dtypes, self.inputs, strict=True)
+        return [dtype or dtype_of(item) for dtype, item in pairs]
+
+    @computed_once
     def types(self) -> list[TensorType]:
-        """The types of the inputs; arrays of another dtype than stated are converted in a run."""
-        pairs = zip(self.dtypes, self.inputs, strict=True)
-        return [TensorType(dtype or dtype_of(item), item.shape) for dtype, item in pairs]
+        """The types of the inputs."""
+        return list(map(TensorType, self.dtypes, self.shapes))
 
     @computed_once
     def key(self) -> Key:
