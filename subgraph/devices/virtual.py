@@ -59,7 +59,15 @@ class VirtualDevice(Device):
             ConfigError: it lists none.
             DeviceError: one of them is unknown or cannot start.
         """
-        return [self.peer(name) for name in device_names(options.DEVICE_PRIORITIES, self.name)]
+        return [self.peer(name) for name in self.names_of(options.DEVICE_PRIORITIES)]
+
+    def names_of(self, priorities: str) -> list[str]:
+        """Return the names of the devices of a list ``DEVICE_PRIORITIES``.
+
+        Raises:
+            ConfigError: the list is empty, has an empty item, or has a device twice.
+        """
+        return device_names(priorities, self.name)
 
     def configured(self, config: Config | None) -> DeviceList:
         """Return the devices in order, the options of each, and the options of this device.
@@ -84,7 +92,7 @@ class VirtualDevice(Device):
         """Return the devices of the option ``DEVICE_PRIORITIES``; if unset, all that can start."""
         names = str(self.get_property("DEVICE_PRIORITIES"))
         core = self.known_core
-        chosen = device_names(names, self.name) if names.strip() else core.available_devices
+        chosen = self.names_of(names) if names.strip() else core.available_devices
         return [self.peer(name) for name in chosen]
 
     def _max_requests(self) -> list[int]:

@@ -27,6 +27,7 @@ from onnx import (
 from onnx.helper import find_min_ir_version_for, make_opsetid
 
 from subgraph._version import __version__
+from subgraph.errors import ModelError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Snapshot, State
 from subgraph.graph.types import ONNX_DTYPE, Array, dtype_of
@@ -142,7 +143,20 @@ class GraphWriter:
         self.names: dict[Parameter, str] = {}
 
     def model(self) -> ModelProto:
-        """Return the model without the initializers of its graph."""
+        """Return the model without the initializers of its graph.
+
+        Raises:
+            ModelError: a name or text has code points that UTF-8 has no form for, lone surrogates.
+        """
+        try:
+            return self._model()
+        except UnicodeEncodeError as error:
+            raise ModelError(
+                f"graph {self._graph.name!r} cannot be written as ONNX: {error.object!r} has "
+                f"{error.object[error.start]!r} at {error.start}, which is no character; rename it"
+            ) from error
+
+    def _model(self) -> ModelProto:
         graph = self._graph
         origin: Mapping[str, Any] = graph.attrs.get("onnx", {})
         proto = ModelProto(

@@ -142,6 +142,15 @@ def find_operator(key: str) -> Operator | None:
     return OPERATORS.find(key, named_only=True)
 
 
+def family_of(key: str) -> str | None:
+    """Return the package in ``ops/`` that declares an operator; None if none does.
+
+    Args:
+        key: The `operator_key` of the operator.
+    """
+    return None if find_operator(key) is None else FAMILIES.package_of(OPERATORS.owner(key))
+
+
 def declare(*op_types: str, domain: str = "", **fields: Any) -> None:
     """Declare operators of the standard, or operators that only passes write, in all versions.
 

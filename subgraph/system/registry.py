@@ -14,6 +14,7 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -23,6 +24,8 @@ from subgraph.system.forking import free_in_child, held_while_forking
 T = TypeVar("T")
 _FUNCTION = b"\n@function("
 _STANDARD = b'domain=""'
+_CONTINUED = b" \t\r\n)]}"  # first bytes of lines that continue a statement
+_DEFINITION = (b"def ", b"async def ")
 # One lock for all registries: importing the files of one may look up names in others.
 _discovery = held_while_forking(threading.RLock())
 
@@ -30,61 +33,109 @@ _discovery = held_while_forking(threading.RLock())
 class Files:
     """The modules of a package and its subpackages that register names; imported when needed."""
 
-    def __init__(self, package: str, keep: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        package: str,
+        keep: Callable[[str], bool],
+        home_of: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
         """Choose modules; nothing is imported.
 
         Args:
             package: Full name of the package.
             keep: Whether a module, given by its full name, registers names.
+            home_of: Returns the subpackage in which alone a name is registered; None if it is not
+                known.
         """
         self._package = package
         self._keep = keep
-        self._waiting: dict[str, bytes] | None = None
+        self._home_of = home_of
+        self._waiting: dict[str, pkgutil.ModuleInfo] | None = None
+        self._texts: dict[str, bytes] = {}
 
     def load_all(self) -> None:
         """Import all modules, sorted by name."""
-        self._import(sorted(self._texts()))
+        self._import(self._modules())
 
     def load_naming(self, name: str) -> None:
-        """Import the modules that contain ``name``, without its domain, in quotes.
+        """Import the modules that may register a name, see `naming`."""
+        self._import(self.naming(name))
 
-        Modules with ``@function`` contain many names in bodies; of these only modules that define a
-        function of this name are imported, for a name without a domain only those that state the
-        standard's.
+    def naming(self, name: str) -> list[str]:
+        """Return the modules not yet imported that contain a name, without its domain, in quotes.
+
+        A name inside of a function does not count, which may only compare with it. Of the modules
+        with ``@function``, which define operators of other domains by those of the standard, only
+        those that state the standard's domain count for a name without a domain. If the home of a
+        name is known, only its modules count, and all of them if none contains the name.
         """
         domain, _, op_type = name.rpartition("::")
-        literal = f'"{op_type}"'.encode()
-        defined = [_FUNCTION + literal, _FUNCTION + b"\n    " + literal]
-        found: list[str] = []
-        for file, text in self._texts().items():
-            if _FUNCTION in text:
-                fits = any(each in text for each in defined) and (domain or _STANDARD in text)
-            else:
-                fits = literal in text
-            if fits:
-                found.append(file)
-        self._import(sorted(found))
+        home = self._home_of(name)
+        modules = self._modules()
+        if home is not None:
+            modules = [module for module in modules if module.startswith(f"{home}.")]
+        found = [module for module in modules if _registers(self._text(module), op_type, domain)]
+        return found or ([] if home is None else modules)
 
-    def _texts(self) -> dict[str, bytes]:
-        """Return the sources of the modules not yet imported, by their full names."""
+    def package_of(self, owner: str) -> str | None:
+        """Return the package of the modules that contains a place; None if it is elsewhere.
+
+        Args:
+            owner: The place, "FILE:...".
+        """
+        folder = str(Path(owner.rpartition(":")[0]).parent)
+        for name, info in _modules(self._package):
+            if getattr(info.module_finder, "path", None) == folder:
+                return name.rpartition(".")[0]
+        return None
+
+    def _modules(self) -> list[str]:
+        """Return the full names of the modules not yet imported, sorted."""
         if self._waiting is None:
-            self._waiting = dict(_sources(self._package, self._keep))
-        return self._waiting
+            self._waiting = {name: i for name, i in _modules(self._package) if self._keep(name)}
+        return sorted(self._waiting)
+
+    def _text(self, module: str) -> bytes:
+        text = self._texts.get(module)
+        if text is None:
+            assert self._waiting is not None, "`_modules` has named it"
+            text = self._texts[module] = _source(self._waiting[module])
+        return text
 
     def _import(self, modules: Iterable[str]) -> None:
         for module in modules:
             importlib.import_module(module)
-            self._texts().pop(module, None)
+            if self._waiting is not None:
+                self._waiting.pop(module, None)
+            self._texts.pop(module, None)
 
 
-def _sources(package: str, keep: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and source of the modules of a package and its subpackages."""
+def _registers(text: bytes, op_type: str, domain: str) -> bool:
+    """Return whether a source may register a name; see `Files.load_naming`."""
+    if not domain and _FUNCTION in text and _STANDARD not in text:
+        return False
+    literal = f'"{op_type}"'.encode()
+    position = text.find(literal)
+    while position >= 0:
+        # The statement that contains the literal begins with the last line that is not indented,
+        # and does not close a bracket.
+        begin = text.rfind(b"\n", 0, position)
+        while begin >= 0 and text[begin + 1] in _CONTINUED:
+            begin = text.rfind(b"\n", 0, begin)
+        if not text.startswith(_DEFINITION, begin + 1):
+            return True
+        position = text.find(literal, position + 1)
+    return False
+
+
+@cache
+def _modules(package: str) -> list[tuple[str, pkgutil.ModuleInfo]]:
+    """Return the full names of the modules of a package and its subpackages, and what they are."""
+    found: list[tuple[str, pkgutil.ModuleInfo]] = []
     for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
         name = f"{package}.{info.name}"
-        if info.ispkg:
-            yield from _sources(name, keep)
-        elif keep(name):
-            yield name, _source(info)
+        found += _modules(name) if info.ispkg else [(name, info)]
+    return found
 
 
 def _source(info: pkgutil.ModuleInfo) -> bytes:
@@ -177,6 +228,10 @@ class Registry(Generic[T]):
             self._load(name, named_only=named_only)
         entry = self._entries.get(name)
         return None if entry is None else entry[0]
+
+    def owner(self, name: str) -> str:
+        """Return the place of the definition of a name that was found (see `defined_at`)."""
+        return self._entries[name][1]
 
     def names(self) -> list[str]:
         """Return all names, sorted."""

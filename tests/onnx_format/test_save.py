@@ -423,3 +423,19 @@ def test_results_of_branches_have_names_that_nothing_inside_them_has() -> None:
     model = sg.to_onnx(sg.Graph([x], [first]))
     np.testing.assert_allclose(run(model, {"x": given})[0], np.sin(given), rtol=1e-6)
     np.testing.assert_allclose(run(model, {"x": -given})[0], np.exp(-np.sin(given)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["value", "graph", "parameter", "doc"])
+def test_text_without_a_form_in_utf_8_is_refused(where: str, tmp_path: Path) -> None:
+    """A lone surrogate, as Python decodes bytes of file names that are not UTF-8."""
+    text = "a\udcff"
+    x = sg.input(text if where == "value" else "x", (2,))
+    weight = sg.parameter(text if where == "parameter" else "w", np.ones(2, np.float32))
+    graph = sg.Graph([x], [ops.Add(x, weight)], text if where == "graph" else "g")
+    graph.doc = text if where == "doc" else ""
+    target = tmp_path / "model.onnx"
+    model = sg.compile_model(graph, "CPU")
+    for write in (lambda: sg.save(graph, target), lambda: model.export_model(target)):
+        with pytest.raises(sg.ModelError, match=r"'a\\udcff' has '\\udcff' at 1"):
+            write()
+    assert not list(tmp_path.iterdir())

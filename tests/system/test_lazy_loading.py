@@ -20,6 +20,7 @@ from subgraph.engine.planner.lowering import LOWERINGS
 from subgraph.operators import schema, schema_cache
 from subgraph.operators.operator import OPERATORS
 from subgraph.operators.protobuf import tensor_from_proto
+from subgraph.operators.schema import CONTRIBUTED
 from subgraph.system.environment import cache_folder
 from subgraph.system.registry import Files, Registry
 from subgraph.transform.pass_manager import PASSES
@@ -96,6 +97,18 @@ def test_a_name_of_two_owners_is_found_when_it_is_used(folder: Registry[str]) ->
 def test_no_name_has_two_owners(registry: Registry[Any]) -> None:
     """A process that loads few files would not notice."""
     assert len(registry.names()) > 10
+
+
+@pytest.mark.parametrize("registry", [OPERATORS, CONTRIBUTED, LOWERINGS, PASSES])
+def test_every_name_is_found_by_the_source_of_its_module(registry: Registry[Any]) -> None:
+    """Look-ups of names that may not exist import no other files."""
+    known: Any = registry._files
+    files = Files(known._package, known._keep, known._home_of)
+    for name in registry.names():
+        modules = files.naming(name)
+        assert len(modules) < 10
+        sources = [sys.modules[module].__file__ for module in modules]
+        assert registry.owner(name).rpartition(":")[0] in sources, name
 
 
 LOAD = """

@@ -1,10 +1,10 @@
 """AUTO: chooses a device; models run on CPU until the chosen device is ready.
 
 Candidates are the devices of "AUTO:A,B", or all that are available: graphics processors and
-accelerators, then CPU, then others, REFERENCE last. With ``MEASURE`` each candidate runs the model
-and the fastest is chosen. With ``PLACEMENT=COST`` each candidate also runs regions of the model,
-and HETERO runs the model if several devices together are faster than each alone. If a run fails on
-the chosen device, the other candidates repeat it.
+accelerators, then CPU, then others, REFERENCE last; "AUTO:-A" excludes a device. With ``MEASURE``
+each candidate runs the model and the fastest is chosen. With ``PLACEMENT=COST`` each candidate also
+runs regions of the model, and HETERO runs the model if several devices together are faster than
+each alone. If a run fails on the chosen device, the other candidates repeat it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device, DeviceList
+from subgraph.devices.device_sources import unknown_device
 from subgraph.devices.export import region_nodes
 from subgraph.devices.fallback import add_fallback
 from subgraph.devices.model_input import static_form
@@ -31,7 +32,7 @@ from subgraph.devices.placement.chooser import (
 )
 from subgraph.devices.placement.profiles import sample_inputs, seconds_of_runs
 from subgraph.devices.virtual import VirtualDevice, VirtualModel, attempt, device_names
-from subgraph.errors import DeviceError, SubgraphError, message_of
+from subgraph.errors import ConfigError, DeviceError, SubgraphError, message_of
 from subgraph.graph.graph import Graph
 from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.cancel import Cancel
@@ -49,7 +50,9 @@ _START_DEVICE = "CPU"  # compiles fast and, with its fallback, runs every model
 class AutoOptions(DeviceOptions):
     """Options of AUTO; those of its devices are given under their names."""
 
-    DEVICE_PRIORITIES: str = option("", "candidates in order; empty: all devices, best first")
+    DEVICE_PRIORITIES: str = option(
+        "", "candidates in order; empty: all devices, best first; -NAME excludes a device"
+    )
     MEASURE: bool = option(False, "run the model on each candidate and keep the fastest")
     PLACEMENT: str = option(
         "PRIORITY",
@@ -74,14 +77,9 @@ class AutoDevice(VirtualDevice):
         Raises:
             DeviceError: none can start; the message has the reason of each.
         """
-        core = self.known_core
-        if options.DEVICE_PRIORITIES:
-            names = device_names(options.DEVICE_PRIORITIES, self.name)
-        else:
-            names = sorted(core.available_devices, key=lambda name: _rank(core.device(name)))
         found: list[Device] = []
         failures: list[str] = []
-        for name in names:
+        for name in self.names_of(options.DEVICE_PRIORITIES):
             try:
                 found.append(self.peer(name))
             except DeviceError as error:
@@ -89,6 +87,29 @@ class AutoDevice(VirtualDevice):
         if not found:
             raise DeviceError(f"AUTO finds no device: {'; '.join(failures)}")
         return found
+
+    def names_of(self, priorities: str) -> list[str]:
+        """Return the names of the devices of a list "A,B", without those of items "-C".
+
+        Without an item that names a device these are all that can start, the best first.
+
+        Raises:
+            ConfigError: the list has an empty item, has a device twice, or leaves none.
+            DeviceError: a device that is excluded is unknown.
+        """
+        core = self.known_core
+        items = device_names(priorities, self.name) if priorities.strip() else []
+        excluded = {item[1:].strip() for item in items if item.startswith("-")}
+        for name in excluded.difference(core.registered_devices):
+            raise unknown_device(name, core.registered_devices)
+        names = [item for item in items if not item.startswith("-")]
+        if not names:
+            names = sorted(core.available_devices, key=lambda name: _rank(core.device(name)))
+        # "OPENCL" excludes "OPENCL.0" and "OPENCL.1", too.
+        names = [name for name in names if excluded.isdisjoint((name, name.partition(".")[0]))]
+        if not names:
+            raise ConfigError(f"{self.name}: the list {priorities!r} excludes all devices")
+        return names
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the nodes that the first candidate supports; by cost the device of each node."""

@@ -39,7 +39,7 @@ from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
-from subgraph.operators.operator import operator_key
+from subgraph.operators.operator import family_of, operator_key
 from subgraph.operators.shape_values import concretized
 from subgraph.system import guard_pages, host
 from subgraph.system.registry import Files, Registry, defined_at
@@ -95,7 +95,7 @@ class LoweringRule:
 LOWERINGS: Registry[LoweringRule] = Registry(
     "CPU lowering",
     UnsupportedOpError,
-    Files("subgraph.ops", lambda name: name.endswith((".cpu", "_cpu"))),
+    Files("subgraph.ops", lambda name: name.endswith((".cpu", "_cpu")), family_of),
 )
 
 

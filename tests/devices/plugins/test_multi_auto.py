@@ -152,6 +152,25 @@ def test_a_model_that_another_one_runs_reports_its_strategies(device: str) -> No
     assert sum(report["chosen"].values())
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("-CPU", "B"), ("-A", "CPU"), ("-A,-B", "CPU"), ("A,B, -A", "B")],
+)
+def test_auto_leaves_out_devices(devices: Any, wanted: str, found: str) -> None:
+    core = devices[0]
+    others = [name for name in core.available_devices if name not in ("A", "B", "CPU")]
+    left_out = [f"-{name.partition('.')[0]}" for name in others]
+    model = core.compile_model(seven(), f"AUTO:{','.join([wanted, *left_out])}")
+    assert model.execution_devices == [found]
+
+
+def test_a_list_that_leaves_no_device_or_an_unknown_one_out_is_an_error() -> None:
+    with pytest.raises(sg.ConfigError, match="'CPU,-CPU' excludes all devices"):
+        sg.compile_model(seven(), "AUTO:CPU,-CPU")
+    with pytest.raises(sg.DeviceError, match="no device named 'CPX'; did you mean 'CPU'"):
+        sg.compile_model(seven(), "AUTO:-CPX")
+
+
 def test_auto_measures_on_demand(devices: Any) -> None:
     core, a, _ = devices
     a.takes = None
