@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from subgraph.engine.executable.argument_layout import Patch, Port
 from subgraph.engine.executable.bound_port import BoundPort
@@ -14,6 +15,7 @@ def port_of(size: int) -> Port:
     return Port(0, "float32", (size,), 4 * size, patch)
 
 
+@pytest.mark.plain_memory
 def test_a_port_keeps_its_memory_while_it_has_room() -> None:
     words = np.zeros(1, np.int64)
     port = BoundPort(port_of(8), words)
