@@ -28,7 +28,7 @@ from subgraph.devices.query import (
     refuse_with_users,
 )
 from subgraph.errors import ConfigError, DeviceError, SubgraphError, described
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph, Node
 from subgraph.operators.operator import Operator
 from subgraph.operators.region_names import region_of
 from subgraph.operators.subgraph_op import (
@@ -36,9 +36,8 @@ from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     Fallback,
     SubgraphOp,
-    subgraph_node,
 )
-from subgraph.partition.regions import without_device_regions
+from subgraph.partition.regions import whole_graph, without_device_regions
 from subgraph.partition.selector import Reject
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.settings import (
@@ -559,48 +558,3 @@ def package_version(kind: type[Device]) -> str:
 def class_name(kind: type[Device]) -> str:
     """Return the name of a device before it is registered: "MY" for MyDevice."""
     return kind.__name__.removesuffix("Device").upper()
-
-
-def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
-    """Return an equivalent graph of one subgraph node; ``graph`` itself if it has no nodes.
-
-    Args:
-        graph: The graph.
-        device: Name of the device, for the subgraph node's affinity.
-        make_op: Makes the node's op from the inner graph, whose inputs are the graph's inputs,
-            then its other parameters.
-    """
-    if not graph.nodes:
-        return graph
-    inner = graph.clone()
-    inputs = set(inner.inputs)
-    # Weights are inputs of the node, as in MXNet, although the op may cache a reformatted copy: the
-    # op sees from the Parameter's version that a weight has changed.
-    weights = [v for v in inner.values() if v.parameter is not None and v not in inputs]
-    # The node computes each value once. Inputs that are outputs, and outputs listed twice, are
-    # restored outside.
-    outputs = list(dict.fromkeys(v for v in inner.outputs if v.producer is not None))
-    sources = {v: Value(v.name, v.type, parameter=v.parameter) for v in (*inner.inputs, *weights)}
-    outer_outputs = inner.outputs
-    inner.inputs = (*inner.inputs, *weights)
-    inner.outputs = tuple(outputs)
-    node = subgraph_node(
-        inner,
-        make_op(inner),
-        graph.name,
-        inputs=list(sources.values()),
-        metadata={AFFINITY: device},
-    )
-    for value, source in zip(node.outputs, outputs, strict=True):
-        value.name = source.name
-    made = {**sources, **dict(zip(outputs, node.outputs, strict=True))}
-    return Graph(
-        list(sources.values())[: len(graph.inputs)],
-        [made[v] for v in outer_outputs],
-        graph.name,
-        nodes=[node],
-        attrs=graph.attrs,
-        opsets=graph.opsets,
-        metadata=graph.metadata,
-        doc=graph.doc,
-    )

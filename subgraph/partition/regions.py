@@ -1,4 +1,4 @@
-"""Undo a partition (`inline_subgraphs`), and extract a region as a model (`region_model`)."""
+"""Undo a partition, make a region of a whole graph, and extract a region as a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Literal
 
 from subgraph.errors import PartitionError, require_type
 from subgraph.graph.graph import Graph, Node, Value, copy_node, copy_value
-from subgraph.operators.subgraph_op import AFFINITY, ASKED_AFFINITY, REGION, runs_by_default
+from subgraph.operators.subgraph_op import (
+    AFFINITY,
+    ASKED_AFFINITY,
+    REGION,
+    SubgraphOp,
+    runs_by_default,
+    subgraph_node,
+)
 from subgraph.partition.record import KEY, PartitionRecord, record_of
 
 _OF_DEVICES = "AffinitySelector"  # the selector by which devices cut: devices/affinity_cut.py
@@ -209,6 +216,51 @@ def _unique(name: str, holder: str, taken: set[str]) -> str:
             return ""
     taken.add(name)
     return name
+
+
+def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
+    """Return an equivalent graph of one subgraph node; ``graph`` itself if it has no nodes.
+
+    Args:
+        graph: The graph.
+        device: Name of the device, for the subgraph node's affinity.
+        make_op: Makes the node's op from the inner graph, whose inputs are the graph's inputs,
+            then its other parameters.
+    """
+    if not graph.nodes:
+        return graph
+    inner = graph.clone()
+    inputs = set(inner.inputs)
+    # Weights are inputs of the node, as in MXNet, although the op may cache a reformatted copy: the
+    # op sees from the Parameter's version that a weight has changed.
+    weights = [v for v in inner.values() if v.parameter is not None and v not in inputs]
+    # The node computes each value once. Inputs that are outputs, and outputs listed twice, are
+    # restored outside.
+    outputs = list(dict.fromkeys(v for v in inner.outputs if v.producer is not None))
+    sources = {v: Value(v.name, v.type, parameter=v.parameter) for v in (*inner.inputs, *weights)}
+    outer_outputs = inner.outputs
+    inner.inputs = (*inner.inputs, *weights)
+    inner.outputs = tuple(outputs)
+    node = subgraph_node(
+        inner,
+        make_op(inner),
+        graph.name,
+        inputs=list(sources.values()),
+        metadata={AFFINITY: device},
+    )
+    for value, source in zip(node.outputs, outputs, strict=True):
+        value.name = source.name
+    made = {**sources, **dict(zip(outputs, node.outputs, strict=True))}
+    return Graph(
+        list(sources.values())[: len(graph.inputs)],
+        [made[v] for v in outer_outputs],
+        graph.name,
+        nodes=[node],
+        attrs=graph.attrs,
+        opsets=graph.opsets,
+        metadata=graph.metadata,
+        doc=graph.doc,
+    )
 
 
 def region_model(subgraph: Node | Graph, *, weights: Weights = "inside") -> Graph:

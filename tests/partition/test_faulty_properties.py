@@ -136,6 +136,39 @@ def test_pre_partition_leaves_inputs_and_outputs_alone() -> None:
         cut(pre_partition=other_graph)
 
 
+def foreign(inner: sg.Graph) -> sg.Node:
+    return sg.Node("Relu", [sg.Value("elsewhere")], name="foreign")
+
+
+def wrong_type(inner: sg.Graph) -> sg.Node:
+    node = sg.Node("Relu", inner.inputs, outputs=len(inner.outputs))
+    node.outputs[0].type = sg.TensorType("int8", (4,))
+    return node
+
+
+def without_outputs(inner: sg.Graph) -> sg.Node:
+    inner.outputs = ()
+    return sg.subgraph_node(inner)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda inner: "nonsense", "must return a Node"),
+        (without_outputs, "has 0 outputs, the region 1"),
+        (lambda inner: inner.nodes[0], "which is in graph"),
+        (foreign, "takes value 'elsewhere', which is no input"),
+        (lambda inner: sg.Node("Relu", inner.inputs, outputs=5), "has 5 outputs, the region 1"),
+        (wrong_type, r"gives int8\[4\] for output"),
+        (lambda inner: 1 / 0, "create_subgraph_node raised ZeroDivisionError"),
+    ],
+)
+def test_a_property_that_returns_a_wrong_node(make: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(sg.PartitionError, match=says) as caught:
+        cut(create_subgraph_node=make)
+    assert "property 'Property'" in str(caught.value)
+
+
 def test_the_op_of_a_node_is_made_of_its_graph() -> None:
     with pytest.raises(sg.PartitionError, match="is made of graph 'graph' with 1 inputs"):
         cut(create_subgraph_node=lambda inner: sg.subgraph_node(inner, op=Raising(net())))

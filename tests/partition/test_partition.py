@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -455,50 +454,6 @@ def test_a_property_may_reorder_inputs_of_a_node_of_its_own() -> None:
     assert [value.name for value in cut.node("turned").inputs if value] == ["y", "x"]
 
 
-class Returns(sg.SubgraphProperty):
-    def __init__(self, make: Callable[[sg.Graph], Any]) -> None:
-        self.make = make
-
-    def create_subgraph_selector(self) -> sg.SubgraphSelector:
-        return MINE
-
-    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> Any:
-        return self.make(subgraph)
-
-
-def foreign(inner: sg.Graph) -> sg.Node:
-    return sg.Node("Relu", [sg.Value("elsewhere")], name="foreign")
-
-
-def wrong_type(inner: sg.Graph) -> sg.Node:
-    node = sg.Node("Relu", inner.inputs, outputs=len(inner.outputs))
-    node.outputs[0].type = sg.TensorType("int8", (4,))
-    return node
-
-
-def without_outputs(inner: sg.Graph) -> sg.Node:
-    inner.outputs = ()
-    return sg.subgraph_node(inner)
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda inner: "nonsense", "must return a Node"),
-        (without_outputs, "has 0 outputs, the region 2"),
-        (lambda inner: inner.nodes[0], "which is in graph"),
-        (foreign, "takes value 'elsewhere', which is no input"),
-        (lambda inner: sg.Node("Relu", inner.inputs, outputs=5), "has 5 outputs, the region 2"),
-        (wrong_type, r"gives int8\[4\] for output"),
-        (lambda inner: 1 / 0, "create_subgraph_node raised ZeroDivisionError"),
-    ],
-)
-def test_a_property_that_returns_a_wrong_node(make: Callable[[Any], Any], says: str) -> None:
-    with pytest.raises(sg.PartitionError, match=says) as caught:
-        cut_by(example(), Returns(make))
-    assert "property 'Returns'" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -578,17 +533,27 @@ def test_no_property_and_hooks_that_raise() -> None:
         cut_by(example(), NoSelector())
 
 
+class Installed(sg.SubgraphProperty):
+    """Refuses all regions."""
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return MINE
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> None:
+        return None
+
+
 def test_properties_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata
 
     from subgraph.partition import property as module
 
     def points(group: str) -> list[metadata.EntryPoint]:
-        value = f"{__name__}:Returns" if good else "no_such_module:Thing"
+        value = f"{__name__}:Installed" if good else "no_such_module:Thing"
         return [metadata.EntryPoint("test_third_party", value, group)]
 
     good = True
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Returns=lambda: Returns(_none)))
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Installed=Installed))
     monkeypatch.setattr(metadata, "entry_points", points)
     module.PROPERTIES.names()
     discover = module._discover  # pyright: ignore[reportPrivateUsage]
@@ -600,10 +565,6 @@ def test_properties_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch)
             discover()
     finally:
         module.PROPERTIES.unregister("test_third_party")
-
-
-def _none(inner: sg.Graph) -> None:
-    return None
 
 
 def test_values_of_one_parameter_are_one_input() -> None:
