@@ -111,7 +111,9 @@ class Files:
 
 
 def _registers(text: bytes, op_type: str, domain: str) -> bool:
-    """Return whether a source may register a name; see `Files.load_naming`."""
+    """Return whether a source may register a name, see `Files.naming`; "" if there is no source."""
+    if not text:
+        return True
     if not domain and _FUNCTION in text and _STANDARD not in text:
         return False
     literal = f'"{op_type}"'.encode()

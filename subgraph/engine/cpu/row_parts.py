@@ -89,10 +89,12 @@ class RowSizes:
 
 
 def row_sizes(graph: Graph, types: Types, rows: int) -> RowSizes | None:
-    """Return the sizes of weights and of a row's values; None for a quantized region.
+    """Return the sizes of weights and of a row's values; None if parts would gain nothing.
 
     Results of elementwise operators do not count, since they are fused with others, nor do views.
-    In quantized regions most values are fused away, and products are so fast that weights decide.
+    Parts gain nothing if no node reads a value of another one, as in a Split alone; and in
+    quantized regions, where most values are fused away, and products are so fast that weights
+    decide.
 
     Args:
         graph: A region.
@@ -100,7 +102,7 @@ def row_sizes(graph: Graph, types: Types, rows: int) -> RowSizes | None:
         rows: The number of rows in these types; what is no multiple of it does not count.
     """
     typed, _ = retype(graph, types, strict=False)
-    sizes = [1 / rows]
+    sizes, read = [1 / rows], False
     for node in typed.nodes:
         fused = is_view(node) or operator_of(node).batch is elementwise
         for value in () if fused else node.outputs:
@@ -110,6 +112,9 @@ def row_sizes(graph: Graph, types: Types, rows: int) -> RowSizes | None:
                     return None
                 if _count(type_) % rows == 0:
                     sizes.append(size_in_bytes(type_) // rows)
+                    read = read or bool(value.uses)
+    if not read:
+        return None
     held = {value.parameter for value in typed.values() if value.parameter is not None}
     weights = sum(size_in_bytes(parameter.type) for parameter in held)
     return RowSizes(weights, sum(sizes), max(sizes))
@@ -204,7 +209,7 @@ class RowParts:
         return part if part < rows and self._independent(decisions) is not None else rows
 
     def _sizes_of(self, types: Sequence[TensorType], rows: int) -> RowSizes | None:
-        """Return the sizes of rows; None of a quantized region, and after many other shapes."""
+        """Return the sizes of rows; None if parts gain nothing, and after many other shapes."""
         key = tuple([concrete(type_)[1:] for type_ in types])
         if key not in self._sizes and len(self._sizes) < _MOST_ROW_SHAPES:
             given: list[TensorType | None] = [None] * len(self._subgraph.inputs)

@@ -88,6 +88,14 @@ def test_small_rows_run_many_at_a_time() -> None:
     assert host.caches().l2 // 16 <= 4000 * part <= host.caches().l2
 
 
+def test_several_results_of_one_operator_run_as_a_whole() -> None:
+    """No node reads from the cache what another one has written there."""
+    x = sg.input("x", shape=("N", 128, 256))
+    halves = ops.Split(x, np.array([128, 128]), axis=-1, outputs=2)
+    model = sg.compile_model(sg.Graph([x], list(halves)), "CPU", {"INFERENCE_NUM_THREADS": 1})
+    assert op_of(model).row_parts.of([floats(64, 128, 256)]) == 64
+
+
 def test_quantized_models_run_as_a_whole() -> None:
     graph = images("N")
     (x, scale), (y, _) = graph.inputs, graph.outputs
