@@ -84,6 +84,7 @@ ORDER = [
     "face",
     "testing",
     "tools",
+    "tools.pyinstaller",
 ]
 
 
