@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib.machinery import FileFinder
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -133,10 +134,20 @@ def _registers(text: bytes, op_type: str, domain: str) -> bool:
 @cache
 def _modules(package: str) -> list[tuple[str, pkgutil.ModuleInfo]]:
     """Return the full names of the modules of a package and its subpackages, and what they are."""
+    return _modules_in(package, importlib.import_module(package).__path__)
+
+
+def _modules_in(package: str, folders: Iterable[str]) -> list[tuple[str, pkgutil.ModuleInfo]]:
+    """Return what `_modules` does; subpackages that are plain folders are not imported."""
     found: list[tuple[str, pkgutil.ModuleInfo]] = []
-    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+    for info in pkgutil.iter_modules(folders):
         name = f"{package}.{info.name}"
-        found += _modules(name) if info.ispkg else [(name, info)]
+        if not info.ispkg:
+            found.append((name, info))
+        elif isinstance(info.module_finder, FileFinder):
+            found += _modules_in(name, [str(Path(info.module_finder.path, info.name))])
+        else:
+            found += _modules_in(name, importlib.import_module(name).__path__)
     return found
 
 
