@@ -91,8 +91,8 @@ def test_small_rows_run_many_at_a_time() -> None:
 def test_several_results_of_one_operator_run_as_a_whole() -> None:
     """No node reads from the cache what another one has written there."""
     x = sg.input("x", shape=("N", 128, 256))
-    halves = ops.Split(x, np.array([128, 128]), axis=-1, outputs=2)
-    model = sg.compile_model(sg.Graph([x], list(halves)), "CPU", {"INFERENCE_NUM_THREADS": 1})
+    results = ops.Split(x, np.array([128, 128]), axis=-1, outputs=2)
+    model = sg.compile_model(sg.Graph([x], list(results)), "CPU", {"INFERENCE_NUM_THREADS": 1})
     assert op_of(model).row_parts.of([floats(64, 128, 256)]) == 64
 
 
