@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from subgraph.errors import SubgraphError, require_type
-from subgraph.system.forking import free_in_child, held_while_forking
+from subgraph.system.forking import computed_once, free_in_child, held_while_forking
 
 T = TypeVar("T")
 _FUNCTION = b"\n@function("
@@ -51,12 +51,16 @@ class Files:
         self._package = package
         self._keep = keep
         self._home_of = home_of
-        self._waiting: dict[str, pkgutil.ModuleInfo] | None = None
         self._texts: dict[str, bytes] = {}
+
+    @computed_once
+    def _waiting(self) -> dict[str, pkgutil.ModuleInfo]:
+        """The modules not yet imported, by their full names."""
+        return {name: info for name, info in _modules_of(self._package) if self._keep(name)}
 
     def load_all(self) -> None:
         """Import all modules, sorted by name."""
-        self._import(self._modules())
+        self._import(sorted(self._waiting))
 
     def load_naming(self, name: str) -> None:
         """Import the modules that may register a name, see `naming`."""
@@ -72,7 +76,7 @@ class Files:
         """
         domain, _, op_type = name.rpartition("::")
         home = self._home_of(name)
-        modules = self._modules()
+        modules = sorted(self._waiting)
         if home is not None:
             modules = [module for module in modules if module.startswith(f"{home}.")]
         found = [module for module in modules if _registers(self._text(module), op_type, domain)]
@@ -85,29 +89,21 @@ class Files:
             owner: The place, "FILE:...".
         """
         folder = str(Path(owner.rpartition(":")[0]).parent)
-        for name, info in _modules(self._package):
+        for name, info in _modules_of(self._package):
             if getattr(info.module_finder, "path", None) == folder:
                 return name.rpartition(".")[0]
         return None
 
-    def _modules(self) -> list[str]:
-        """Return the full names of the modules not yet imported, sorted."""
-        if self._waiting is None:
-            self._waiting = {name: i for name, i in _modules(self._package) if self._keep(name)}
-        return sorted(self._waiting)
-
     def _text(self, module: str) -> bytes:
         text = self._texts.get(module)
         if text is None:
-            assert self._waiting is not None, "`_modules` has named it"
             text = self._texts[module] = _source(self._waiting[module])
         return text
 
     def _import(self, modules: Iterable[str]) -> None:
         for module in modules:
             importlib.import_module(module)
-            if self._waiting is not None:
-                self._waiting.pop(module, None)
+            self._waiting.pop(module, None)
             self._texts.pop(module, None)
 
 
@@ -132,13 +128,13 @@ def _registers(text: bytes, op_type: str, domain: str) -> bool:
 
 
 @cache
-def _modules(package: str) -> list[tuple[str, pkgutil.ModuleInfo]]:
+def _modules_of(package: str) -> list[tuple[str, pkgutil.ModuleInfo]]:
     """Return the full names of the modules of a package and its subpackages, and what they are."""
     return _modules_in(package, importlib.import_module(package).__path__)
 
 
 def _modules_in(package: str, folders: Iterable[str]) -> list[tuple[str, pkgutil.ModuleInfo]]:
-    """Return what `_modules` does; subpackages that are plain folders are not imported."""
+    """Return what `_modules_of` does; subpackages that are plain folders are not imported."""
     found: list[tuple[str, pkgutil.ModuleInfo]] = []
     for info in pkgutil.iter_modules(folders):
         name = f"{package}.{info.name}"
@@ -147,7 +143,7 @@ def _modules_in(package: str, folders: Iterable[str]) -> list[tuple[str, pkgutil
         elif isinstance(info.module_finder, FileFinder):
             found += _modules_in(name, [str(Path(info.module_finder.path, info.name))])
         else:
-            found += _modules_in(name, importlib.import_module(name).__path__)
+            found += _modules_of(name)
     return found
 
 

@@ -98,7 +98,7 @@ class AutoDevice(VirtualDevice):
             DeviceError: a device that is excluded is unknown.
         """
         core = self.known_core
-        items = device_names(priorities, self.name) if priorities.strip() else []
+        items = device_names(priorities, self.name) if priorities else []
         excluded = {item[1:].strip() for item in items if item.startswith("-")}
         for name in excluded.difference(core.registered_devices):
             raise unknown_device(name, core.registered_devices)

@@ -169,6 +169,8 @@ def test_a_list_that_leaves_no_device_or_an_unknown_one_out_is_an_error() -> Non
         sg.compile_model(seven(), "AUTO:CPU,-CPU")
     with pytest.raises(sg.DeviceError, match="no device named 'CPX'; did you mean 'CPU'"):
         sg.compile_model(seven(), "AUTO:-CPX")
+    with pytest.raises(sg.ConfigError, match="AUTO needs devices"):
+        sg.compile_model(seven(), "AUTO: ")
 
 
 def test_auto_measures_on_demand(devices: Any) -> None:
