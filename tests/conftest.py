@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from subgraph.system import guard_pages
@@ -26,6 +28,18 @@ def _no_compile_workers_in_parallel_runs() -> None:  # pyright: ignore[reportUnu
         from subgraph.engine.toolchain import compile_workers
 
         compile_workers._MAX_WORKERS = 0  # pyright: ignore[reportConstantRedefinition]
+
+
+@pytest.fixture(autouse=True)
+def _stacks_at_a_crash(pytestconfig: pytest.Config) -> None:  # pyright: ignore[reportUnusedFunction]
+    """Print Python's stacks if a test ends the process.
+
+    The LLVM of an OpenCL driver puts handlers of its own in the place of pytest's: a process that
+    aborts says nothing then.
+    """
+    if faulthandler.is_enabled():
+        faulthandler.disable()
+        faulthandler.enable(file=pytestconfig.stash[fault_handler_stderr_fd_key])
 
 
 @pytest.fixture(scope="module")
