@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("subgraph")
 _SOURCES = "subgraph.ops"  # the package whose folders contain the .cl files
 _INCLUDE = re.compile(r'^#include "(.+)\.cl"$', re.MULTILINE)
+_INTEL = "pip install 'subgraph-ml[opencl-intel]'"
 SIMULATOR = "Oclgrind"  # a platform that checks kernels; it reports a GPU
 
 
@@ -153,10 +154,16 @@ def _refusal(device: cl.Device) -> str:
     """Return why a device cannot be used; "" if it can.
 
     The compiler in PoCL knows the processors at the time of its release. On a newer one no program
-    can be built ("unknown target CPU").
+    can be built ("unknown target CPU"). PoCL links a kernel when it is first run, by the linker of
+    the system, and aborts the process if there is none.
     """
     if "PoCL" not in device.version or not device.type & opencl().device_type.CPU:
         return ""
+    if sys.platform.startswith("linux") and shutil.which("ld") is None:
+        return (
+            f"{_version(device)} links kernels by the program 'ld', which is not installed; "
+            f"install it (package binutils of most systems), or Intel's OpenCL for CPUs: {_INTEL}"
+        )
     api = opencl()
     try:
         with warnings.catch_warnings():
@@ -165,11 +172,15 @@ def _refusal(device: cl.Device) -> str:
     except api.Error as error:
         said = [line for line in str(error).splitlines() if line.startswith("error:")]
         return (
-            f"{device.version.split(',')[0].strip()} does not compile for this processor "
-            f"({said[0] if said else error}); install Intel's OpenCL for CPUs: "
-            "pip install 'subgraph-ml[opencl-intel]'"
+            f"{_version(device)} does not compile for this processor "
+            f"({said[0] if said else error}); install Intel's OpenCL for CPUs: {_INTEL}"
         )
     return ""
+
+
+def _version(device: cl.Device) -> str:
+    """Return the version of a device's driver, without the list of its features."""
+    return str(device.version).split(",")[0].strip()
 
 
 # The process that called the drivers first, so that their threads and handles are in it alone.

@@ -128,6 +128,17 @@ def test_a_driver_that_does_not_know_the_processor(monkeypatch: pytest.MonkeyPat
         runtime.find_devices.__wrapped__()
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PoCL links otherwise elsewhere")
+def test_a_driver_without_a_linker_is_refused_before_it_aborts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = [d for d in runtime.find_devices() if "PoCL" in d.version]
+    if not devices:
+        pytest.skip("PoCL is not installed, or knows no device")
+    monkeypatch.setenv("PATH", "")
+    assert "package binutils" in runtime._refusal(devices[0])
+
+
 def test_a_driver_installed_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     platforms = runtime._platforms(runtime.opencl())
 
