@@ -48,6 +48,7 @@ def arena_of(model: Any) -> int:
     return int(session._arena.memory.nbytes)
 
 
+@pytest.mark.plain_memory
 @pytest.mark.parametrize("size", ["N", 16])
 def test_parts_are_faster_for_few_weights_and_many_values(size: int | str) -> None:
     graph = images(size)
@@ -150,6 +151,7 @@ def test_weights_that_change_and_exported_models() -> None:
         assert op_of(again).row_parts.of(arrays) == 2
 
 
+@pytest.mark.plain_memory
 @pytest.mark.parametrize("size", ["N", 16])
 def test_an_imported_model_runs_in_parts_without_its_graph(size: int | str) -> None:
     arrays = [floats(16, 3, 64, 64), floats(16, 1, 1, 1)]
