@@ -108,6 +108,8 @@ class Rule:
         most: Largest number of operands; None: any number.
         sequences: Whether an operand may be other than a tensor.
         unused: Positions of the operands that the function does not read.
+        needed_from: First position of a variadic parameter whose operands must not be omitted;
+            None: there is no such parameter.
     """
 
     function: Requirement
@@ -116,6 +118,7 @@ class Rule:
     most: int | None
     sequences: bool
     unused: frozenset[int] = frozenset()
+    needed_from: int | None = None
 
     def check(self, node: Node, operands: list[Any]) -> None:
         """Check the number and kinds of the operands, then call the function.
@@ -132,6 +135,8 @@ class Rule:
         if fits and _ONLY_TENSORS.issuperset(map(type, operands)):  # the most frequent case
             self.function(node, *operands)
             return
+        if self.needed_from is not None and None in operands[self.needed_from :]:
+            raise ShapeError(f"input {operands.index(None, self.needed_from)} is missing")
         # ONNX lets a node leave out optional inputs at the end, or state them as empty names.
         while operands and operands[-1] is None:
             operands.pop()
@@ -157,12 +162,14 @@ def rule_from_signature(function: Requirement) -> Rule:
     least = [p for p in positional if p.default is p.empty]
     # An annotation may be a string or a type. The text of both shows whether None is allowed.
     needed = [k for k, p in enumerate(least) if "None" not in str(p.annotation)]
-    many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    most = None if many else len(parameters)
+    variadic = [p for p in parameters if p.kind is p.VAR_POSITIONAL]
+    most = None if variadic else len(parameters)
+    all_needed = any(p.annotation in ("Tensor", Tensor) for p in variadic)
     unused = frozenset(k for k, p in enumerate(positional) if p.name.startswith("_"))
     kinds = [str(p.annotation) for p in parameters if p.annotation is not p.empty]
     sequences = any("ValueType" in kind or "Operand" in kind for kind in kinds)
-    return Rule(function, tuple(needed), len(least), most, sequences, unused)
+    needed_from = len(positional) if all_needed else None
+    return Rule(function, tuple(needed), len(least), most, sequences, unused, needed_from)
 
 
 def any_tensor(node: Node, x: Tensor) -> None:

@@ -82,6 +82,15 @@ WRONG_COUNTS = [
 ]
 
 
+@pytest.mark.parametrize("name", ["Concat", "Sum", "Max", "Mean"])
+def test_no_variadic_operand_may_be_left_out(name: str) -> None:
+    x = sg.input("x", (2, 3), "float32")
+    attributes = {"axis": 0} if name == "Concat" else {}
+    for operands, missing in (((x, None), 1), ((x, None, x), 1), ((x, x, None), 2)):
+        with pytest.raises(sg.ShapeError, match=f"input {missing} is missing"):
+            getattr(ops, name)(*operands, **attributes)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("op_type", "arrays", "attrs", "at"), WRONG_COUNTS)
 def test_counts_and_positions_out_of_range_are_an_error(
