@@ -425,7 +425,7 @@ def test_output_without_unicode(tmp_path: Path) -> None:
     graph = sg.load(DIGITS)
     graph.nodes[-1].name = "größe"
     sg.save(graph, tmp_path / "m.onnx")
-    command = f"explain {tmp_path / 'm.onnx'} $'gr\\u00f6\\u00dfe' --ops Conv"
+    command = f"explain {tmp_path / 'm.onnx'} $'gr\\xc3\\xb6\\xc3\\x9fe' --ops Conv"
     done = shell(command)
     assert (done.returncode, done.stderr) == (0, "")
     line = f"PYTHONIOENCODING=ascii {sys.executable} -m subgraph {command}"
