@@ -39,7 +39,7 @@ def _stacks_at_a_crash(pytestconfig: pytest.Config) -> None:  # pyright: ignore[
     """
     if faulthandler.is_enabled():
         faulthandler.disable()
-        faulthandler.enable(file=pytestconfig.stash[fault_handler_stderr_fd_key])
+        faulthandler.enable(file=pytestconfig.stash.get(fault_handler_stderr_fd_key, 2))
 
 
 @pytest.fixture(scope="module")
