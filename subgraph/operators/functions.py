@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, cast
 
+import attrs
 import numpy as np
 
 from subgraph.errors import ShapeError, UnsupportedOpError
-from subgraph.graph.graph import Node, Value
+from subgraph.graph.graph import Node, Value, copy_nodes
 from subgraph.graph.limits import check_nodes
+from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import (
     ONNX_DTYPE,
     Array,
@@ -44,7 +46,7 @@ from subgraph.operators.schema import (
     Schema,
     contributed,
 )
-from subgraph.operators.shape_values import from_array, propagate, to_array
+from subgraph.operators.shape_values import from_array, has_symbolic, propagate, to_array
 from subgraph.system.registry import declared_at, defined_at
 
 Results = Sequence[Value | None]  # of a node; None for an output that nothing reads
@@ -67,6 +69,9 @@ def function(
     **attributes: Any,
 ) -> Callable[[Body], Body]:
     """Return a decorator for the body of an operator: a function from a `Call` to its outputs.
+
+    What a body adds must depend on nothing but the node's attributes and form, the types and shape
+    values of its inputs, and which outputs are used: it is copied for the next node with the same.
 
     Args:
         op_type: Name of the operator.
@@ -251,11 +256,7 @@ class Call:
 
     def unsupported(self, what: str) -> UnsupportedOpError:
         """Return the error for attributes or inputs (``what``) that the body does not support."""
-        return UnsupportedOpError(
-            f"node {self.node.name!r}: operator {self.node.domain}.{self.node.op_type} with {what} "
-            "is not supported; export the model without this fusion, or register the operator "
-            "with core.add_extension(...)"
-        )
+        return _unsupported(self.node, what)
 
     def cast(self, value: Value, dtype: str) -> Value:
         """Return the value cast to ``dtype``; ``value`` itself if it has that dtype."""
@@ -350,6 +351,112 @@ def _tuple_if_list(value: Any) -> Any:
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
+@attrs.frozen(eq=False)
+class _Body:
+    """A body as it was written for one node.
+
+    Attributes:
+        inputs: Stand-ins for the node's inputs.
+        nodes: The nodes of the body.
+        results: The values for the node's outputs.
+    """
+
+    inputs: Sequence[Value | None]
+    nodes: Sequence[Node]
+    results: Sequence[Value | None]
+
+    def copy_for(self, node: Node, inputs: Sequence[Value | None]) -> list[Value | None]:
+        """Return the values for the outputs of a node that `_key_of` does not tell apart.
+
+        Args:
+            node: The node; its name and metadata go to the nodes that compute the values.
+            inputs: What the body reads.
+        """
+        pairs = zip(self.inputs, inputs, strict=True)
+        values = {inner: outer for inner, outer in pairs if inner and outer}
+        notes = part_metadata(node)
+        for k, copy in enumerate(copy_nodes(self.nodes, values)):
+            extra = (copy.metadata or {}).get(EXTRA_REQUIREMENT)
+            copy.name = f"{node.name}/{k}"
+            copy.metadata = dict(notes) if extra is None else {**notes, EXTRA_REQUIREMENT: extra}
+        return [None if value is None else values[value] for value in self.results]
+
+
+# Bodies that were written last, by `_key_of`: the layers of a network have equal ones.
+_BODIES: dict[Any, _Body] = {}
+_MOST_BODIES = 64  # a network has few different ones (estimate)
+
+
+def _body_of(
+    node: Node,
+    operator: Operator,
+    inputs: Sequence[Value | None],
+    types: Sequence[ValueType | None],
+    known: Sequence[Array | None] = (),
+) -> _Body:
+    """Return the body for a node.
+
+    Args:
+        node: The node.
+        operator: Its operator, which has the body.
+        inputs: Its inputs, of which only is read whether they are omitted.
+        types: The types of the inputs.
+        known: Shape values of the inputs; None: unknown.
+
+    Raises:
+        UnsupportedOpError: the body does not support these attributes.
+        ShapeError: the body needs a type that is not known, or the operands do not fit.
+    """
+    key = _key_of(node, operator, inputs, types, known)
+    found = None if key is None else _BODIES.get(key)
+    if found is None:
+        pairs = enumerate(zip(inputs, types, strict=True))
+        inner = [None if v is None else Value(f"input {k}", type_) for k, (v, type_) in pairs]
+        call = Call(node, operator, inner, known)
+        results = call.results()
+        found = _Body(inner, call.nodes, results)
+        if key is not None:
+            if len(_BODIES) >= _MOST_BODIES:
+                _BODIES.clear()
+            _BODIES[key] = found
+    return found
+
+
+def _key_of(
+    node: Node,
+    operator: Operator,
+    inputs: Sequence[Value | None],
+    types: Sequence[ValueType | None],
+    known: Sequence[Array | None],
+) -> Any:
+    """Return all that a body may depend on, None if nodes with equal bodies cannot be told.
+
+    The arguments are those of `_body_of`.
+    """
+    if not all(isinstance(v, (int, float, str, bytes, tuple)) for v in node.attrs.values()):
+        return None
+    # Decisions that depend on symbolic sizes are recorded each time that a plan is made with them.
+    for type_ in types:
+        if isinstance(type_, TensorType):
+            if any(map(is_symbolic, type_.shape or ())):
+                return None
+        elif type_ is not None:
+            return None
+    if any(elements is not None and has_symbolic(elements) for elements in known):
+        return None
+    graph = node.graph
+    return (
+        operator.body,
+        # 0, 0.0 and False are equal, but not as attributes.
+        repr(sorted(node.attrs.items())),
+        *(node.op_type, node.domain, node.version),
+        tuple([value is None for value in inputs]),
+        tuple(types),
+        repr([None if elements is None else elements.tolist() for elements in known]),
+        tuple([graph is None or bool(v.uses) or graph.is_output(v) for v in node.outputs]),
+    )
+
+
 def function_of(node: Node) -> Operator | None:
     """Return the operator of a node if `function` declared it with a body, else None."""
     if not contributed(node.op_type, node.domain):
@@ -373,22 +480,30 @@ def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] |
     if found is None:
         return None
     check_operands(node, [None if value is None else value.type for value in node.inputs])
-    call = Call(node, found, inputs)
-    return _check_used(call, call.results())
+    types = [None if value is None else value.type for value in inputs]
+    return _check_used(node, _body_of(node, found, inputs, types).copy_for(node, inputs))
 
 
-def _check_used(call: Call, results: list[Value | None]) -> list[Value | None]:
+def _check_used(node: Node, results: list[Value | None]) -> list[Value | None]:
     """Return ``results``, after a check that they have every output of the node that is used.
 
     Raises:
         UnsupportedOpError: the body has no value for a used output.
     """
-    graph = call.node.graph
-    outputs = call.node.outputs
+    graph = node.graph
+    outputs = node.outputs
     for k, (value, result) in enumerate(zip_longest(outputs, results[: len(outputs)])):
         if result is None and graph is not None and (value.uses or graph.is_output(value)):
-            raise call.unsupported(f"output {k}, {value.name!r}, which its definition lacks,")
+            raise _unsupported(node, f"output {k}, {value.name!r}, which its definition lacks,")
     return results
+
+
+def _unsupported(node: Node, what: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        f"node {node.name!r}: operator {node.domain}.{node.op_type} with {what} is not supported; "
+        "export the model without this fusion, or register the operator with "
+        "core.add_extension(...)"
+    )
 
 
 def _declared(node: Node) -> Operator:
@@ -400,14 +515,9 @@ def _infer(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> Sequence[ValueType | None]:
     """Return the types of the body's results (the operator's ``infer``)."""
-    found = _declared(node)
-    inputs = [
-        None if given is None else Value(f"input {k}", type_)
-        for k, (given, type_) in enumerate(zip(node.inputs, types, strict=True))
-    ]
     known = [None if v is None else from_array(v) for v in values]
     try:
-        results = Call(node, found, inputs, known).results()
+        body = _body_of(node, _declared(node), node.inputs, types, known)
     except UnsupportedOpError:
         return []  # loading succeeds; running the node raises the error
     except ShapeError:
@@ -416,7 +526,7 @@ def _infer(
         if all(isinstance(t, TensorType) and t.is_static for t in types if t is not None):
             raise
         return []
-    return [None if value is None else value.type for value in results]
+    return [None if value is None else value.type for value in body.results]
 
 
 def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
@@ -429,6 +539,6 @@ def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
     # Types inside the body depend on the elements of inputs that may be shapes.
     elements = [None if array is None else from_array(array) for array in given]
     call = Call(node, found, inputs, elements)
-    results = _check_used(call, call.results())
+    results = _check_used(node, call.results())
     known: dict[Value | None, Any] = {**dict(zip(inputs, given, strict=True)), None: None}
     return evaluate_nodes(call.nodes, known, results)
