@@ -98,24 +98,39 @@ def source_digest(module: str) -> str:
     Raises:
         KernelError: There is no such module, or it has no source file.
     """
+    root = module.partition(".")[0]
     seen: dict[str, bytes] = {}
     pending = [module]
     while pending:
         name = pending.pop()
         if name in seen:
             continue
-        source, is_package = _source(name)
-        if source is None:
-            if name == module:
-                raise KernelError(f"kernel module {module!r} has no source file")
-            continue
-        seen[name] = hashlib.sha256(source).digest()
-        package = name if is_package else name.rpartition(".")[0]
-        pending.extend(_imported(source.decode(), package, module.partition(".")[0]))
+        found = _module(name, root)
+        if found is not None:
+            seen[name], imported = found
+            pending.extend(imported)
+        elif name == module:
+            raise KernelError(f"kernel module {module!r} has no source file")
     joined = hashlib.sha256()
     for name in sorted(seen):
         joined.update(name.encode() + b"\0" + seen[name])
     return joined.hexdigest()
+
+
+@cache
+def _module(name: str, root: str) -> tuple[bytes, list[str]] | None:
+    """Return the hash of a module's source, and the modules that it imports; None without source.
+
+    Args:
+        name: The module.
+        root: As for `_imported`.
+    """
+    source, is_package = _source(name)
+    if source is None:
+        return None
+    package = name if is_package else name.rpartition(".")[0]
+    imported = _imported(source.decode(), package, root)
+    return hashlib.sha256(source).digest(), imported
 
 
 @cache
@@ -132,7 +147,6 @@ def _spec(module: str) -> ModuleSpec | None:
         return None
 
 
-@cache
 def _source(module: str) -> tuple[bytes | None, bool]:
     """Return a module's source, None if it has no Python file, and whether it is a package."""
     spec = _spec(module)
