@@ -1,8 +1,9 @@
-"""Conv and ConvTranspose for the reference, in the cases where onnx.reference is wrong or fails.
+"""Conv and ConvTranspose for the reference.
 
-onnx.reference multiplies NaN and Inf between the taps of a dilated filter by 0. Its ConvTranspose
-splits the weights of groups along the wrong axis, ignores the padding that ``output_shape``
-implies, fails for a batch of 0, and takes a step of Python for each pair of a tap and a position.
+onnx.reference multiplies NaN and Inf between the taps of a dilated filter by 0, sums half precision
+in half precision, and takes a step of Python for each position, in versions before 1.22 for each
+element of the result. Its ConvTranspose splits the weights of groups along the wrong axis, ignores
+the padding that ``output_shape`` implies, and fails for a batch of 0.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.reference import standard, variant
+from subgraph.operators.reference import variant
 from subgraph.operators.requirements import decoded
 from subgraph.ops.pool.reference import placed_windows
-from subgraph.ops.pool.windows import windows_of
 
 _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
 # An empty one counts as left out.
@@ -26,21 +26,26 @@ _LISTS = ("dilations", "kernel_shape", "output_padding", "output_shape", "pads",
 
 
 def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the convolution; pixels between the taps of a dilated filter have no effect."""
+    """Return the convolution, of any rank; sums of float16 and bfloat16 are float32."""
     node = without_empty_lists(node)
     x, weight = inputs[:2]
     rank = x.ndim - 2
-    if max(windows_of(node, rank).dilations) == 1 or np.isfinite(x).all():
-        return standard(node, inputs)
-    windows = placed_windows(node, x, weight.shape[2:]).over(x, 0)
+    dtype = _sum_dtype(x)
+    windows = placed_windows(node, x, weight.shape[2:]).over(x.astype(dtype), 0)
     groups = int(node.attrs.get("group", 1))
     axes = [1, *range(2 + rank, 2 + 2 * rank)], [1, *range(2, 2 + rank)]
-    parts = zip(np.split(windows, groups, 1), np.split(weight, groups), strict=True)
+    weights = np.split(weight.astype(dtype), groups)
+    parts = zip(np.split(windows, groups, 1), weights, strict=True)
     found = [np.moveaxis(np.tensordot(part, each, axes), -1, 1) for part, each in parts]
-    result = np.concatenate(found, axis=1).astype(x.dtype)
+    result = np.concatenate(found, axis=1)
     if len(inputs) > 2 and inputs[2] is not None:
-        result = result + inputs[2].reshape(-1, *[1] * rank)
-    return [result]
+        result = result + inputs[2].astype(dtype).reshape(-1, *[1] * rank)
+    return [result.astype(x.dtype)]
+
+
+def _sum_dtype(x: Array) -> np.dtype[Any]:
+    """Return the dtype of the sums over ``x``."""
+    return x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
 def without_empty_lists(node: Node) -> Node:
@@ -95,7 +100,7 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
     pads = _numbers(node, "pads", [0] * 2 * rank)
     places: tuple[int, ...] = x.shape[2:]
     taps: tuple[int, ...] = weight.shape[2:]
-    dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
+    dtype = _sum_dtype(x)
     images, each, made = x.shape[0], x.shape[1] // groups, weight.shape[1]
     data = x.astype(dtype).reshape(images, groups, each, math.prod(places))
     filters = weight.astype(dtype).reshape(groups, each, made, math.prod(taps))
