@@ -290,6 +290,8 @@ def _attention() -> Iterator[Row]:
     turns = {**group, "do_rotary": 1, "local_window_size": 3}
     turned = [_f(2, 3, 16), kv, kv, *caches, ends, total, _f(12, 2), _f(12, 2)]
     yield Row("GroupQueryAttention", turned, turns, outputs=3)
+    sinks = [_f(2, 3, 16), kv, kv, *caches, ends, total, *[None] * 4, _f(4)]
+    yield Row("GroupQueryAttention", sinks, group, outputs=3)
     integers = [_bytes(2, 3, 8), _bytes(8, 24, dtype="int8"), _f(24), _SCALE, _SCALE]
     yield Row("QAttention", [*integers, mask, _ZERO, _number(0, "int8")], heads)
 

@@ -16,6 +16,7 @@ class AttentionOperands(KernelArguments):
         v: First element of the values.
         y: First element of the output.
         mask: First element of the mask, added to the scaled scores; 0: none.
+        sinks: Scores of the attention sinks, one for each head of Q; 0: none.
         queries: Queries of a head.
         keys: Keys of a head.
         key_size: Elements of a key.
@@ -36,6 +37,8 @@ class AttentionOperands(KernelArguments):
         mask_head: Between heads.
         mask_row: Between queries; 0: one row for all.
         mask_key: Between keys.
+        sink_head: Stride of the sinks between heads.
+        sink_row: Between queries, if those are heads that share their keys; else 0.
         scale: Factor of the scores.
         causal: Whether query i sees keys up to ``i + offset`` only (1).
         offset: Keys before the first query.
@@ -49,6 +52,7 @@ class AttentionOperands(KernelArguments):
     v: Address
     y: Address
     mask: Address
+    sinks: Address
     queries: int
     keys: int
     key_size: int
@@ -69,6 +73,8 @@ class AttentionOperands(KernelArguments):
     mask_head: int
     mask_row: int
     mask_key: int
+    sink_head: int
+    sink_row: int
     scale: float
     causal: int
     offset: int
@@ -106,7 +112,7 @@ class AttentionArguments(PanelAttentionArguments):
 
     A worker's scratch has rows of ``nv * lanes`` elements, one for each query of a panel: for each
     panel of a unit ``key_size + value_size + 3`` (queries, results; maximum, sum and factor of the
-    softmax), then one for each key of a block (scores).
+    softmax), then one for each key of a block and one for the sink (scores).
 
     Attributes:
         k_panel: The panel (``subgraph.engine.codegen.panel``) for K's kind of lines.
@@ -150,8 +156,8 @@ class FewQueriesArguments(AttentionOperands):
     """Arguments of `few_queries`; a work unit is a head with all its queries.
 
     The elements of a value are adjacent, a mask's keys too, and of K the elements of a key or, if
-    ``across``, the keys. A worker's scratch holds for each query the scores of all keys, rounded up
-    to whole vectors, and then for each query the sum of its weights.
+    ``across``, the keys. A worker's scratch holds for each query the scores of all keys and of the
+    sink, rounded up to whole vectors, and then for each query the sum of its weights.
 
     Attributes:
         k_row: Stride of K between keys.

@@ -15,6 +15,7 @@ from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
@@ -58,6 +59,23 @@ class _Sizes:
 @lowering("Attention", dtypes=FLOATS)
 def attention(node: Node, low: Lowering) -> None:
     """Lower Attention with all its inputs and outputs."""
+    _attention(node, low, low.optional(4), low.optional(5), None)
+
+
+@lowering("SinkAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
+def sink_attention(node: Node, low: Lowering) -> None:
+    """Lower Attention with a sink for each head; see `subgraph.ops.attention.op`."""
+    _attention(node, low, None, None, low.input(4))
+
+
+def _attention(
+    node: Node,
+    low: Lowering,
+    past_key: Operand | None,
+    past_value: Operand | None,
+    sinks: Operand | None,
+) -> None:
+    """Lower either operator."""
     operands = [low.input(0), low.input(1), low.input(2), low.output()]
     if operands[0].rank == 4:
         q, k, v, out = (ordered(operand, "bhtd") for operand in operands)
@@ -65,7 +83,6 @@ def attention(node: Node, low: Lowering) -> None:
         heads, shared = (int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv"))
         counts = (heads, shared, shared, heads)
         q, k, v, out = (split_heads(o, n) for o, n in zip(operands, counts, strict=True))
-    past_key, past_value = low.optional(4), low.optional(5)
     past = 0 if past_key is None else past_key.shape[2]
     batch, heads, queries, depth = q.sizes
     sizes = _Sizes(batch, heads, k.sizes[1], queries, past, past + k.sizes[2], depth, v.sizes[3])
@@ -82,7 +99,7 @@ def attention(node: Node, low: Lowering) -> None:
         causal = causal and mask is low.optional(3)
         # A node with a subgraph was fused from a Softmax, which gives NaN where no key is seen.
         zero_unseen = node.subgraph is None
-        spec = AttentionSpec(q, k, v, out, mask, scale, causal, sizes.past, zero_unseen)
+        spec = AttentionSpec(q, k, v, out, mask, scale, causal, sizes.past, zero_unseen, sinks)
         emit_attention(low, spec)
         return
     if flags is None:

@@ -99,6 +99,7 @@ class AttentionSpec:
         causal: Query i sees keys up to ``i + offset`` only.
         offset: Keys before the first query.
         zero_unseen: A query that sees no key gives 0, not NaN.
+        sinks: The score of a further key, without value, for each head of Q; None: there is none.
     """
 
     q: Heads
@@ -110,6 +111,7 @@ class AttentionSpec:
     causal: bool
     offset: int = 0
     zero_unseen: bool = False
+    sinks: Operand | None = None
 
 
 @lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
@@ -159,7 +161,8 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     if _has_few_queries(r, of, steps):
         _emit_few_queries(low, r, of, steps)
         return
-    if (matrix := matrix_tiles(low, of.dtype)) is not None:
+    # Sinks are not built into the kernel of matrix tiles; the other one computes them in float32.
+    if r.sinks is None and (matrix := matrix_tiles(low, of.dtype)) is not None:
         _emit_matrix_attention(low, r, matrix, steps)
         return
     panels = -(-queries // of.width)
@@ -233,7 +236,7 @@ def _arguments(
     """
     depth, (_, _, keys, values) = r.q.sizes[3], r.v.sizes
     block = _keys_per_block(of, keys)
-    elements = ((depth + values + 3) * unit_panels + block) * of.width
+    elements = ((depth + values + 3) * unit_panels + block + 1) * of.width
     return AttentionArguments(
         **_panel_arguments(r, of, mask_steps, block, unit_panels),
         k_panel=of.panel(across=r.k.steps[3] != 1),
@@ -284,6 +287,9 @@ def _operands_and_strides(
         "v": r.v.operand,
         "y": r.out.operand,
         "mask": r.mask or 0,
+        "sinks": r.sinks or 0,
+        "sink_head": of.item,
+        "sink_row": 0,
         "keys": r.v.sizes[2],
         "key_size": r.q.sizes[3],
         "value_size": r.v.sizes[3],
@@ -325,8 +331,11 @@ def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence
         for steps in (q, out, mask):
             steps[1:3] = [steps[1] * rows, steps[1]]
         heads, group = kv_heads, 1
+    named = _operands_and_strides(r, of, q, out, mask)
+    if queries < rows:
+        named |= {"sink_head": rows * of.item, "sink_row": of.item}
     arguments = FewQueriesArguments(
-        **_operands_and_strides(r, of, q, out, mask),
+        **named,
         queries=rows,
         heads=heads,
         sharing=group,
@@ -334,7 +343,7 @@ def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence
         k_element=r.k.steps[3] * of.item,
         v_row=r.v.steps[2] * of.item,
         causal=int(_is_causally_masked(r)),
-        **low.worker_scratch((rows * round_up(keys, of.lanes) + rows) * of.item),
+        **low.worker_scratch((rows * round_up(keys + 1, of.lanes) + rows) * of.item),
     )
     flops = 2 * batch * heads * rows * keys * (depth + values)
     moved = _bytes_moved(r, of)

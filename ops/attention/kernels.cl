@@ -1,14 +1,15 @@
 // Attention: softmax(scale * Q K' + mask) V, with running maximum and sum over blocks of BLOCK
 // keys, so scores are never stored. DEPTH, VALUES: sizes of a head; ZERO_UNSEEN: a query that sees
-// no key gives 0, not NaN. T: element.
+// no key gives 0, not NaN; SINKS: each head has a further key without value, whose score is in
+// ``sinks``. T: element.
 
 #if defined(DEPTH)
 #define STEPS(name) int name##_b, int name##_h, int name##_t, int name##_d
 #define ARGUMENTS                                                                              \
   int queries, __global const T *q, int q0, __global const T *k, int k0, __global const T *v,  \
-      int v0, __global T *out, int out0, __global const T *mask, int mask0, int keys,          \
-      int heads, int sharing, STEPS(q), STEPS(k), STEPS(v), STEPS(o), STEPS(m), T scale,       \
-      int causal, int offset
+      int v0, __global T *out, int out0, __global const T *mask, int mask0,                    \
+      __global const T *sinks, int sinks0, int keys, int heads, int sharing, STEPS(q),         \
+      STEPS(k), STEPS(v), STEPS(o), STEPS(m), T scale, int causal, int offset
 // Find the query and its head, and advance the pointers to their rows. The queries of all heads are
 // numbered along one dimension, those of each head rounded up to work-groups.
 // Work-items after the last query read query 0 and write nothing: on a GPU they have to reach the
@@ -24,6 +25,12 @@
   v += v0 + batch * v_b + head / sharing * v_h;              \
   mask += mask0 + batch * m_b + head * m_h + row * m_t;      \
   out += out0 + batch * o_b + head * o_h + row * o_t
+
+#if SINKS
+#define FIRST_TOP sinks[sinks0 + head]
+#else
+#define FIRST_TOP (-INFINITY)
+#endif
 
 // The score of a key, from the product of query and key.
 T seen_score(T score, int key, int row, __global const T *mask, int m_d, int causal, int offset) {
@@ -41,7 +48,7 @@ T seen_score(T score, int key, int row, __global const T *mask, int m_d, int cau
 __kernel void attention(ARGUMENTS) {
   QUERY;
   if (!real) return;
-  T mine[DEPTH], sums[VALUES], top = -INFINITY, total = 0;
+  T mine[DEPTH], sums[VALUES], top = FIRST_TOP, total = top != -INFINITY;
   for (int d = 0; d < DEPTH; d++) mine[d] = q[d] * scale;
   for (int d = 0; d < VALUES; d++) sums[d] = 0;
   for (int first = 0; first < keys; first += BLOCK) {
@@ -114,7 +121,7 @@ __kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention
     asked[d] = vload4(0, four);
   }
   for (int d = 0; d < WIDE; d++) sums[d] = 0;
-  T top = -INFINITY, total = 0;
+  T top = part == 0 ? FIRST_TOP : -INFINITY, total = top != -INFINITY;
   // The last key that any query of the work-group sees: all work-items need the same bound, as they
   // share the blocks and their barriers.
   int last = query - mine + QUERIES - 1 + offset;

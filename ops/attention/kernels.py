@@ -16,7 +16,7 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.simd import call_kernel
+from subgraph.engine.codegen.simd import call_kernel, ld, vec
 from subgraph.engine.codegen.tiling import TileBlock
 
 from .arguments import AttentionArguments, AttentionOperands
@@ -95,6 +95,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
             stop = min(queries, start + panels * width)
             head, batch = unit // pieces % heads, unit // pieces // heads
             q, k, v_at, mask = head_operands(a, batch, head)
+            sink = a.sinks + head * a.sink_head if a.sinks != 0 else 0
             # The queries are packed once for a unit, since every block of keys multiplies all of
             # them.
             for first in range(start, stop, width):
@@ -111,7 +112,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                     # state as it is. The first block is never left out.
                     if seen > 0:
                         seen = min(block_keys, seen)
-                        attend(a, t, panel, first, key, seen, k, v_at, mask, scores)
+                        attend(a, t, panel, first, key, seen, k, v_at, mask, sink, scores)
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
                 results = first_panel + (first - start) // width * panel_bytes + depth * row
@@ -123,14 +124,16 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
 
 
 def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
-    """Return ``f(a, t, panel, first, key, keys, k, v, mask, scores)``.
+    """Return ``f(a, t, panel, first, key, keys, k, v, mask, sink, scores)``.
 
     ``panel`` is the panel's scratch: its queries, its results, the state of its softmax. ``first``
-    is its first query, ``key`` the block's first key, ``keys`` their number. ``k``, ``v`` and
-    ``mask`` (0: none) are those of the head, and ``scores`` is scratch for keys * queries elements.
+    is its first query, ``key`` the block's first key, ``keys`` their number. ``k``, ``v``,
+    ``mask`` and ``sink`` (0: none) are those of the head, and ``scores`` is scratch for
+    (keys + 1) * queries elements.
     """
     write_mask, mask_future = mask_writer(dtype, lanes), future_masker(dtype, lanes)
     softmax, item = block_softmax(dtype, lanes), item_bytes(dtype)
+    store, splat, load1 = vec(dtype, lanes).store, vec(dtype, lanes).splat, ld(dtype)
     size, width, row = lanes * item, nv * lanes, nv * lanes * item
 
     @register_jitable
@@ -144,6 +147,7 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         k: int,
         v: int,
         mask: int,
+        sink: int,
         scores: int,
     ) -> None:
         """Update a panel's results by a block of keys."""
@@ -178,7 +182,14 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         limit = key - a.offset - first
         if a.causal != 0:
             mask_future(limit, keys, vectors, scores)
-        softmax(scores, keys, vectors, state, key > 0)
+        weighed = keys
+        if sink != 0 and key == 0:
+            # The sink takes weight like a key, but has no value.
+            line = vectors * size
+            for at in range(scores + keys * line, scores + (keys + 1) * line, size):
+                store(at, splat(load1(sink)))
+            weighed += 1
+        softmax(scores, weighed, vectors, state, key > 0)
         t.row_bias = 0
         t.start_row = 0
         # The first block overwrites the results, so that scratch needs no initialization. Later

@@ -224,6 +224,68 @@ def _without_queries(node: Node, inputs: list[Any]) -> Sequence[Any]:
     return [y.swapaxes(1, 2).reshape(batch, queries, heads * size), *rest]
 
 
+def sink_attention_operands(
+    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor
+) -> None:
+    """Require operands of Attention, and a sink for each head.
+
+    SinkAttention is Attention without caches in which each head has one more key, a *sink* (Xiao et
+    al., "Efficient streaming language models with attention sinks", 2023): it takes weight by a
+    score of its own, to which neither scale nor mask applies, and its value is 0.
+
+    Args:
+        node: The SinkAttention, with attributes of Attention.
+        q: As for Attention, as the next three.
+        k: Keys.
+        v: Values.
+        mask: Added to the scores of keys, or booleans.
+        sinks: The score of each head's sink, [heads].
+    """
+    attention_operands(node, q, k, v, mask)
+    heads = _required_heads(node, "Q", q, "q_num_heads")[1]
+    require_dtype("sinks", sinks, q.dtype)
+    require_shape("sinks", sinks, (heads,), "one for each head")
+
+
+def sink_attention(
+    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> Sequence[ValueType | None]:
+    """Return the type of Y; the arguments are those of `attention`, with the sinks at the end."""
+    return attention(node, types[:4], values)
+
+
+def sink_attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the result of SinkAttention: Attention with one more key, which has the sink's score.
+
+    Its key and its value are 0, and the mask adds its score.
+    """
+    q, k, v, mask, sinks = inputs
+    rank, hidden = q.ndim, q.dtype.type("-inf")
+    names = ("q", "kv", "kv")
+    if rank == 3:
+        counts = [int(node.attrs[f"{name}_num_heads"]) for name in names]
+        q, k, v = (
+            x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
+            for x, heads in zip((q, k, v), counts, strict=True)
+        )
+    scores = (*q.shape[:3], k.shape[2])
+    added: Array = np.zeros(scores, q.dtype)
+    if mask is not None:
+        # A mask may end before the last keys, which are then hidden.
+        missing = [(0, 0)] * (mask.ndim - 1) + [(0, scores[3] - mask.shape[-1])]
+        seen = np.where(mask, 0, hidden) if mask.dtype == bool else mask
+        added = added + np.pad(seen, missing, constant_values=hidden).astype(q.dtype)
+    if node.attrs.get("is_causal", 0):
+        added = np.where(np.tri(*scores[2:], dtype=np.uint8), added, hidden)
+    of_sinks = np.broadcast_to(sinks.reshape(1, -1, 1, 1), (*scores[:3], 1))
+    mask = np.concatenate([added, of_sinks], axis=3)
+    k, v = (np.pad(x, [(0, 0), (0, 0), (0, 1), (0, 0)]) for x in (k, v))
+    scale = {name: node.attrs[name] for name in ("scale",) if name in node.attrs}
+    plain = Node("Attention", [*node.inputs[:3], node.inputs[4]], version=24, attrs=scale)
+    y = attention_reference(plain, [q, k, v, mask])[0]
+    return [y if rank == 4 else y.swapaxes(1, 2).reshape(*y.shape[::2], -1)]
+
+
 def fused_attention_operands(
     node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> None:
@@ -278,3 +340,10 @@ declare("LinearAttention", requires=decoding.linear_attention_operands, batch=al
 declare("RotaryEmbedding", requires=decoding.rotary_operands, infer=first_type, batch=along(0))
 declare("FlexAttention", domain="ai.onnx.preview", requires=decoding.flex_attention_operands)
 declare("FusedAttention", domain=INTERNAL_DOMAIN, requires=fused_attention_operands)
+declare(
+    "SinkAttention",
+    domain=INTERNAL_DOMAIN,
+    requires=sink_attention_operands,
+    infer=sink_attention,
+    compute=in_float32(sink_attention_reference),
+)

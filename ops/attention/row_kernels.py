@@ -44,7 +44,7 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
         heads, step = a.heads, a.y_row
         scores = a.scratch + worker * a.scratch_bytes
         # Rows of scores are whole vectors, so that the softmax needs no masked loads and stores.
-        room = (keys + lanes - 1) // lanes * lanes
+        room = (keys + int(a.sinks != 0) + lanes - 1) // lanes * lanes
         row = room * item
         for unit in range(begin, end):
             batch, head = unit // heads, unit % heads
@@ -61,7 +61,10 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
                     mask += i * a.mask_row
                 if a.causal != 0:
                     seen = max(min(keys, i + 1 + a.offset), 0)
-                total = soften(scores + i * row, mask, seen, room)
+                sink = a.sinks
+                if sink != 0:
+                    sink += head * a.sink_head + i * a.sink_row
+                total = soften(scores + i * row, mask, seen, keys, sink, room)
                 store1(scores + queries * row + i * item, total)
             along_rows(queries, keys, scores, row, item, v_at, a.v_row, out, step, values, 1.0)
             for i in range(queries):
@@ -78,20 +81,21 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
 
 
 def _softmax_row(dtype: str, lanes: int) -> Any:
-    """Return ``f(scores, mask, seen, room)``: the softmax of a row, before it is divided."""
+    """Return ``f(scores, mask, seen, keys, sink, room)``: the softmax of a row, not yet divided."""
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     splat, zero, maximum, hmax, sum_of = v.splat, v.zero, v.maximum, v.hmax, v.sum
-    store1, exp = st(dtype), function("exp_flushed", dtype, lanes)
+    load1, store1, exp = ld(dtype), st(dtype), function("exp_flushed", dtype, lanes)
     item = item_bytes(dtype)
     size, lowest = lanes * item, float("-inf")
 
     @register_jitable
-    def soften(scores: int, mask: int, seen: int, room: int) -> float:
+    def soften(scores: int, mask: int, seen: int, keys: int, sink: int, room: int) -> float:
         """Replace the scores of a row by weights; return their sum.
 
-        ``seen`` keys are visible; the row has ``room`` elements, whole vectors, and the rest gets
-        weight 0. ``mask`` is added to the scores; 0: none.
+        ``seen`` of ``keys`` keys are visible; the row has ``room`` elements, whole vectors, and the
+        rest gets weight 0. ``mask`` is added to the scores; 0: none. ``sink`` is the address of the
+        score of the sink, which takes weight like a key; 0: none.
         """
         if mask != 0:
             for k in range(0, seen, lanes):
@@ -101,6 +105,8 @@ def _softmax_row(dtype: str, lanes: int) -> Any:
         # maximum, and their exponential is 0.
         for k in range(seen, room):
             store1(scores + k * item, lowest)
+        if sink != 0:
+            store1(scores + keys * item, load1(sink))
         # Scores less their maximum are at most 0, so that no exponential overflows.
         top = splat(lowest)
         for at in range(0, room * item, size):

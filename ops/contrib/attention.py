@@ -17,6 +17,7 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.attention.decoding import require_heads
 
 from .transformer import added
@@ -90,6 +91,7 @@ def attend(
     *,
     mask: Any = None,
     past: Sequence[Any] = (None, None),
+    sinks: Any = None,
     requires: str = "all_keys",
     **attributes: Any,
 ) -> list[Any]:
@@ -102,6 +104,7 @@ def attend(
         heads: Heads of queries, and of keys.
         mask: Added to the scores; None: nothing.
         past: Cached keys and values, [batch, heads, positions, size]; None: there are none.
+        sinks: The score of each head's sink, with keys by heads and none cached; None: no sinks.
         requires: Additional requirement of the standard's operator, declared in `operands`.
         attributes: Of the standard's operator.
     """
@@ -113,7 +116,10 @@ def attend(
         # Without cached ones, all keys and values are the new ones, which need no copy.
         out: list[Any] = [None, key, value]
         operands = (query, key, value, mask, *past)
-        if past[0] is None:
+        if sinks is not None:
+            attributes |= {"domain": INTERNAL_DOMAIN, "requires": requires}
+            out[0] = call.SinkAttention(query, key, value, mask, sinks, **attributes)
+        elif past[0] is None:
             out[0] = call.Attention(*operands, **attributes, requires=requires)
         else:
             out = list(call.Attention(*operands, **attributes, outputs=3, requires=requires))

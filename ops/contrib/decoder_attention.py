@@ -285,6 +285,7 @@ def group_query_attention(call: Call) -> Results:
         call,
         (query, *new),
         (heads, kv_heads),
+        sinks=_sinks(call, query, heads),
         mask=_causal_mask(call, new[0], query_positions, past_key is None),
         is_causal=int(past_key is None and bool(call.attribute("causal"))),
         # 0 means the default, 1 / sqrt(size), which the standard has for a missing attribute.
@@ -294,17 +295,27 @@ def group_query_attention(call: Call) -> Results:
     return [made[0], *new]
 
 
+def _sinks(call: Call, query: Any, heads: int) -> Value | None:
+    """Return the score of each head's sink; None if there are none.
+
+    ``smooth_softmax`` is a sink of score 0, unless there is an input with the scores.
+    """
+    found: Value | None = call.input("head_sink")
+    if found is None and call.attribute("smooth_softmax") == 1:
+        found = call.constant(np.zeros(heads), call.dtype(query))
+    if found is not None and call.attribute("softcap"):
+        raise call.unsupported("softcap and sinks")
+    return found
+
+
 def _refuse_group_query(call: Call) -> None:
-    """Refuse quantized caches and caches of a window, attention sinks, and scores as outputs."""
+    """Refuse quantized caches and caches of a window, and scores as outputs."""
     plain = {"sliding_window_cache": 0, "qk_output": 0, "k_quant_type": "NONE"}
     for name, usual in {**plain, "v_quant_type": "NONE", "kv_cache_bit_width": 0}.items():
         if call.attribute(name) != usual:
             raise call.unsupported(f"{name}={call.attribute(name)}")
-    if call.attribute("smooth_softmax") == 1:
-        raise call.unsupported("smooth_softmax=1")
-    for name in ("head_sink", "query_seqlens"):
-        if call.input(name) is not None:
-            raise call.unsupported(f"the input {name}")
+    if call.input("query_seqlens") is not None:
+        raise call.unsupported("the input query_seqlens")
 
 
 def _normalized(call: Call, x: Any, weight: Value | None, size: int) -> Any:

@@ -144,15 +144,16 @@ def all_keys(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) 
     """Raise ShapeError unless the mask of an Attention has an entry for each cached and new key.
 
     Args:
-        node: An Attention of a body.
+        node: An Attention or SinkAttention of a body.
         q: Queries; not read.
         k: Keys.
         v: Values; not read.
-        *rest: The mask, and cached keys and values.
+        *rest: The mask, and of Attention cached keys and values.
     """
     if not rest or rest[0] is None:
         return
-    mask, past = rest[0], rest[1] if len(rest) > 1 else None
+    mask = rest[0]
+    past = rest[1] if len(rest) > 1 and node.op_type == "Attention" else None
     # The standard's Attention would broadcast a mask of one key to all keys.
     keys = k.shape[-2] if past is None else past.shape[-2] + k.shape[-2]
     require(

@@ -13,6 +13,7 @@ from subgraph.engine.planner.lowering import LOWERINGS, LoweringRule
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, TensorType
 from subgraph.operators.operator import operator_key
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.system.registry import Registry
 from subgraph.transform.pass_manager import apply_pass, register_pass
 
@@ -51,7 +52,9 @@ class WidenHalf:
 
     def _wants_float32(self, node: Node, narrowed: dict[Value, Value]) -> bool:
         """Return whether the first input is half-precision and only float32 has a kernel."""
-        if node.domain or node.subgraph is not None or node.bodies or not node.inputs:
+        if node.domain not in ("", INTERNAL_DOMAIN) or node.subgraph is not None:
+            return False
+        if node.bodies or not node.inputs:
             return False
         first = node.inputs[0]
         dtype = "" if first is None else _half(narrowed.get(first, first))

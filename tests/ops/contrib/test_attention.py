@@ -179,8 +179,16 @@ def test_group_query_attention(
     if not past <= max(total) == min(total):  # entries after the end of a cache are undefined
         form["compared"] = 1
     check("GroupQueryAttention", inputs, constants=[6, 7, 8], **form, **CLOSE)
-    for option in ({"softcap": 3.0}, {"local_window_size": 3}, {"scale": 0.2}):
+    for option in (
+        {"softcap": 3.0},
+        {"local_window_size": 3},
+        {"scale": 0.2},
+        {"smooth_softmax": 1},
+        {"smooth_softmax": 1, "local_window_size": 2},
+    ):
         check("GroupQueryAttention", inputs, constants=[6, 7, 8], **form, **option, **CLOSE)
+    sinks = [*inputs, *[None] * (11 - len(inputs)), normal(G, seed=9)]
+    check("GroupQueryAttention", sinks, constants=[6, 7, 8], **form, **CLOSE)
 
 
 def test_group_query_attention_with_scores_and_norms() -> None:
@@ -195,11 +203,11 @@ def test_group_query_attention_with_scores_and_norms() -> None:
 
 def test_what_has_no_body_is_said() -> None:
     inputs = group(0, [5], 5, rotary=False, packed=False)
-    form: dict[str, Any] = {"num_heads": G, "kv_num_heads": KV, "smooth_softmax": 1}
+    form: dict[str, Any] = {"num_heads": G, "kv_num_heads": KV, "qk_output": 1}
     model = node_model("GroupQueryAttention", inputs, **form)
     compiled = sg.compile_model(sg.load(model))
     fed = {i.name: inputs[int(i.name[1:])] for i in model.graph.input}
-    with pytest.raises(sg.UnsupportedOpError, match=r"'node'.*GroupQueryAttention with smooth"):
+    with pytest.raises(sg.UnsupportedOpError, match=r"'node'.*GroupQueryAttention with qk_output"):
         compiled(fed)
 
 

@@ -1,0 +1,122 @@
+"""Attention with sinks (SinkAttention) against float64 NumPy, on kernels and on devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Array, TensorType
+from subgraph.operators.inference import set_output_types
+from subgraph.operators.schema import INTERNAL_DOMAIN
+from tests.support.kernels import run_node
+
+
+def reference(inputs: list[Any], scale: float, causal: bool) -> Array:
+    """Return the result in float64, by weights of all keys and of the sink."""
+    q, k, v, mask, sinks = inputs
+    share = q.shape[1] // k.shape[1]
+    q, k, v = q.astype(float), k.astype(float).repeat(share, 1), v.astype(float).repeat(share, 1)
+    scores = q @ k.swapaxes(2, 3) * scale
+    if mask is not None and mask.dtype == bool:
+        scores = np.where(mask, scores, -np.inf)
+    elif mask is not None:
+        scores = scores + mask.astype(float)
+    if causal:
+        scores = np.where(np.tri(*scores.shape[2:], dtype=np.uint8), scores, -np.inf)
+    of_sinks = np.broadcast_to(sinks.astype(float)[:, None, None], (*scores.shape[:3], 1))
+    scores = np.concatenate([scores, of_sinks], 3)
+    weights = np.exp(scores - scores.max(3, keepdims=True))
+    weights /= weights.sum(3, keepdims=True)
+    return weights[..., :-1] @ v
+
+
+def operands(
+    batch: int, heads: tuple[int, int], positions: tuple[int, int], sizes: tuple[int, int],
+    mask: str, dtype: str,
+) -> list[Any]:  # fmt: skip
+    """Return Q, K, V, the mask, which hides all keys of some queries, and sinks."""
+    rng = np.random.default_rng(sum(positions) + sum(sizes))
+    (queries, keys), (size, values) = positions, sizes
+    shapes = [(heads[0], queries, size), (heads[1], keys, size), (heads[1], keys, values)]
+    q, k, v = (rng.standard_normal((batch, *shape)).astype(dtype) for shape in shapes)
+    seen = rng.random((batch, 1, queries, keys)) < 0.7
+    seen[0, 0, -1] = False
+    masks = {"none": None, "bool": seen, "float": np.where(seen, 0.5, -np.inf).astype(dtype)}
+    return [q, k, v, masks[mask], (3 * rng.standard_normal(heads[0])).astype(dtype)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(1, 2),
+    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2)]),
+    positions=st.tuples(
+        st.sampled_from([1, 2, 7, 40, 130]), st.sampled_from([1, 7, 8, 9, 200, 600])
+    ),
+    sizes=st.tuples(st.sampled_from([1, 8, 37]), st.sampled_from([1, 16, 41])),
+    mask=st.sampled_from(["none", "bool", "float"]),
+    dtype=st.sampled_from(["float32", "float64"]),
+    causal=st.booleans(),
+    threads=st.integers(1, 3),
+)
+def test_kernels(causal: bool, threads: int, **drawn: Any) -> None:
+    inputs = operands(**drawn)
+    q, v = inputs[0], inputs[2]
+    attributes = {"scale": 0.3, "is_causal": int(causal)}
+    shape = (*q.shape[:3], v.shape[3])
+    (got,) = run_node(
+        "SinkAttention", inputs, [shape], attributes, domain=INTERNAL_DOMAIN, threads=threads
+    )
+    np.testing.assert_allclose(got, reference(inputs, 0.3, causal), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE", "OPENCL"])
+@pytest.mark.parametrize("rank", [3, 4])
+@pytest.mark.parametrize("mask", ["none", "bool", "float"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_devices(device: str, rank: int, mask: str, dtype: str) -> None:
+    inputs = operands(2, (4, 2), (9, 21), (8, 12), mask, dtype)
+    expected = reference(inputs, 8**-0.5, True)
+    attributes: dict[str, Any] = {"is_causal": 1}
+    if rank == 3:
+        inputs[:3] = [x.swapaxes(1, 2).reshape(2, x.shape[2], -1) for x in inputs[:3]]
+        expected = expected.swapaxes(1, 2).reshape(2, 9, -1)
+        attributes |= {"q_num_heads": 4, "kv_num_heads": 2}
+    values = [
+        None if x is None else sg.Value(f"x{k}", TensorType(str(x.dtype), x.shape))
+        for k, x in enumerate(inputs)
+    ]
+    node = Node("SinkAttention", values, domain=INTERNAL_DOMAIN, version=1, attrs=attributes)
+    set_output_types(node)
+    graph = sg.Graph([value for value in values if value is not None], [node.outputs[0]])
+    placed = sg.default_core().query_model(graph, device)
+    assert set(placed) == {each.name for each in graph.nodes}, placed.reasons
+    made = sg.compile_model(graph, device)([x for x in inputs if x is not None])[0]
+    tolerance = 1e-4 if dtype == "float32" else 4e-3
+    np.testing.assert_allclose(made, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_sink_that_weighs_nothing() -> None:
+    """The result is that of Attention, and 0 where a query sees no key."""
+    inputs = operands(2, (4, 2), (3, 21), (8, 12), "float", "float32")
+    inputs[4][:] = -np.inf
+    (got,) = run_node("SinkAttention", inputs, [(2, 4, 3, 12)], {}, domain=INTERNAL_DOMAIN)
+    (plain,) = run_node("Attention", inputs[:4], [(2, 4, 3, 12)], {})
+    np.testing.assert_array_equal(got, plain)
+    assert (got[0, :, -1] == 0).all()
+
+
+@pytest.mark.parametrize("wrong", [(3,), (4, 1), ()])
+def test_sinks_of_another_size(wrong: tuple[int, ...]) -> None:
+    inputs = operands(1, (4, 2), (3, 5), (8, 8), "none", "float32")
+    types = [None if x is None else TensorType("float32", x.shape) for x in inputs[:4]]
+    values = [None if t is None else sg.Value(f"x{k}", t) for k, t in enumerate(types)]
+    sinks = sg.input("sinks", wrong, "float32")
+    node = Node("SinkAttention", [*values, sinks], domain=INTERNAL_DOMAIN, version=1)
+    with pytest.raises(sg.ShapeError, match="one for each head"):
+        set_output_types(node)
