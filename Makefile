@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs kernels wheel bench backends agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
+.PHONY: help demo test test-slow test-oldest lint format docs kernels wheel bench backends agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -37,6 +37,11 @@ test: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the tests (the slow suites a
 
 test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000 random partitions, and so on.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+test-oldest:  ## Run the tests with the oldest versions of all packages that setup.cfg allows.
+	@mkdir -p build
+	sed -nE 's/^    ([A-Za-z0-9_-]+)(\[[a-z]+\])? >= ([0-9.]+).*/\1==\3/p' setup.cfg | awk -F== '!seen[$$1]++' > build/oldest.txt
+	PIP_CONSTRAINT=$(CURDIR)/build/oldest.txt $(MAKE) test VENV=.venv-oldest
 
 # Kernels shaped for machines that this one may not be, run on this one; then compiled for them.
 ISAS ?= like-avx512vnni like-avx512 like-avx512bf16 like-amx like-avxvnni like-neon avx sse

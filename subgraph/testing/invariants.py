@@ -40,7 +40,8 @@ def check_partition(
     3. Each region is convex.
     4. The graph in which every region is one node has no cycle.
     5. A selector chose every node of a region, according to the partition's record if there is one.
-    6. Subgraph nodes list each input and output once; the graph's own are unchanged.
+    6. Subgraph nodes list each output once, and those with an op of their own each input; the
+       graph's own inputs and outputs are unchanged.
     7. Every node computes the same from the same values; a parameter may replace a constant
        subgraph of equal value, also where a body captures it.
 
@@ -189,9 +190,12 @@ class _Checker:
         inner = node.subgraph
         assert inner is not None
         given = [self._carried(value, env) for value in node.inputs]
-        for what, listed in (("input", given), ("output", list(inner.outputs))):
-            if len({id(item) for item in listed}) != len(listed):
-                _fail(6, f"subgraph node {node.name!r} lists an {what} twice")
+        # The inputs of a fused operator are its operands by position, one of which may be omitted,
+        # or be the same value as another: ``x + MatMul(x, w)``.
+        listed = [*([] if node.op is None else given), *inner.outputs]
+        if len({id(item) for item in listed}) != len(listed):
+            what = "output" if len(set(inner.outputs)) != len(inner.outputs) else "input"
+            _fail(6, f"subgraph node {node.name!r} lists an {what} twice")
         for value, source in zip(inner.inputs, given, strict=True):
             if value.parameter is not None and value.parameter is not source:
                 _fail(

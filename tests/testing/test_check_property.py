@@ -421,6 +421,12 @@ def gelu() -> sg.Graph:
     return sg.Graph([x], [ops.Neg(ops.Mul(half, scaled))])
 
 
+def residual() -> sg.Graph:
+    """Return a product whose operand is added to it."""
+    x, w = sg.input("x", (4, 4)), sg.parameter("w", np.eye(4, dtype=np.float32))
+    return sg.Graph([x], [ops.Add(x, ops.MatMul(x, w))])
+
+
 def qdq() -> sg.Graph:
     """Return a product of dequantized operands, whose result is quantized."""
     x = sg.input("x", (3, 16))
@@ -434,7 +440,11 @@ def qdq() -> sg.Graph:
 
 FUSIONS: dict[str, dict[str, Any]] = {
     "cpu_elementwise": {"ops": ["Relu", "Mul", "Tanh"], "max_examples": 40},
-    "cpu_epilogue": {"ops": ["MatMul", "Relu", "Add"], "max_examples": 100},
+    "cpu_epilogue": {
+        "ops": ["MatMul", "Relu", "Add"],
+        "models": [residual()],
+        "max_examples": 100,
+    },
     "cpu_transformer": {"models": [gelu()], "max_examples": 0},
     "cpu_quantized": {"models": [qdq()], "max_examples": 0, "atol": 0.11},
 }

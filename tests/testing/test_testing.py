@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.graph.graph import copy_node, copy_value
+from subgraph.graph.graph import Node, copy_node, copy_value
 from subgraph.graph.types import numpy_dtype
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.record import KEY
@@ -153,6 +153,28 @@ def test_a_node_in_two_places() -> None:
     broken = sg.Graph(cut.inputs, cut.outputs, nodes=[*cut.nodes, twice])
     with pytest.raises(sg.PartitionError, match=r"invariant 1: node .* is there twice"):
         check_partition(graph, broken)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_input_that_is_listed_twice(fused: bool) -> None:
+    """The operands of a fused operator have positions, so that one value may be several of them."""
+    x = sg.input("x", (3,))
+    graph = sg.Graph([x], [ops.Add(x, ops.Exp(x, name="exp"), name="add")])
+    left, right = sg.input("left", (3,)), sg.input("right", (3,))
+    inner = sg.Graph([left, right], [ops.Add(left, ops.Exp(right, name="exp"), name="add")])
+    outer = sg.input("x", (3,))
+    node = sg.subgraph_node(inner, name="region", inputs=[outer, outer])
+    if fused:
+        node = Node(
+            "FusedExp", [outer, outer], outputs=[sg.Value("sum")], name="region", subgraph=inner
+        )
+    node.outputs[0].name = graph.outputs[0].name
+    cut = sg.Graph([outer], [node.outputs[0]], graph.name)
+    if fused:
+        check_partition(graph, cut)
+    else:
+        with pytest.raises(sg.PartitionError, match=r"invariant 6: .* an input twice"):
+            check_partition(graph, cut)
 
 
 def test_a_record_that_does_not_fit() -> None:

@@ -94,7 +94,7 @@ class Backend(Device):
 
     Attributes:
         module: Name of the library's Python module.
-        requirement: Requirement for pip, such as "onnxruntime >= 1.22".
+        requirement: Requirement for pip, such as "onnxruntime >= 1.24.1".
         title: Name of the library in messages.
         dtypes: Dtypes of tensors that the library computes as ONNX defines them.
         checks_operands: Whether the library checks sizes and indices itself at every run, with all

@@ -33,7 +33,7 @@ class OnnxruntimeDevice(Backend):
 
     options_class = OnnxruntimeOptions
     module = "onnxruntime"
-    requirement = "onnxruntime >= 1.22"
+    requirement = "onnxruntime >= 1.24.1"
     title = "ONNX Runtime"
     checks_operands = True
     writes_outputs = False

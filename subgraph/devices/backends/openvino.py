@@ -35,7 +35,7 @@ class OpenvinoDevice(Backend):
 
     options_class = OpenvinoOptions
     module = "openvino"
-    requirement = "openvino >= 2025.0"
+    requirement = "openvino >= 2025.4"
     title = "OpenVINO"
     empty_tensors = False
     keeps_nan = False  # Relu of NaN is 0, for one
