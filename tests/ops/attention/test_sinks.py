@@ -54,7 +54,7 @@ def operands(
 @settings(max_examples=60, deadline=None)
 @given(
     batch=st.integers(1, 2),
-    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2)]),
+    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2), (10, 1)]),
     positions=st.tuples(
         st.sampled_from([1, 2, 7, 40, 130]), st.sampled_from([1, 7, 8, 9, 200, 600])
     ),
