@@ -42,6 +42,8 @@ class AttentionOperands(KernelArguments):
         scale: Factor of the scores.
         causal: Whether query i sees keys up to ``i + offset`` only (1).
         offset: Keys before the first query.
+        starts: Instead of ``offset`` one int64 for each sample; 0: there are none.
+        window: Keys that a causal query sees at most, the last ones; 0: no limit.
         scratch: Scratch of the first worker, aligned to 64 bytes.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
         zero_unseen: Whether a query that sees no key gives 0 (1), not NaN (0).
@@ -78,6 +80,8 @@ class AttentionOperands(KernelArguments):
     scale: float
     causal: int
     offset: int
+    starts: Address
+    window: int
     scratch: Address
     scratch_bytes: int
     zero_unseen: int
@@ -163,11 +167,13 @@ class FewQueriesArguments(AttentionOperands):
         k_row: Stride of K between keys.
         k_element: Between the elements of a key.
         v_row: Stride of V between values.
+        row_position: Positions from a query to the next one: 1; 0 for one query of several heads.
     """
 
     k_row: int
     k_element: int
     v_row: int
+    row_position: int
 
 
 # Vectors of a strip of LinearAttention's state. With two, and two rows at a time, the sums of a

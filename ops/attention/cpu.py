@@ -59,30 +59,8 @@ class _Sizes:
 @lowering("Attention", dtypes=FLOATS)
 def attention(node: Node, low: Lowering) -> None:
     """Lower Attention with all its inputs and outputs."""
-    _attention(node, low, low.optional(4), low.optional(5), None)
-
-
-@lowering("SinkAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
-def sink_attention(node: Node, low: Lowering) -> None:
-    """Lower Attention with a sink for each head; see `subgraph.ops.attention.op`."""
-    _attention(node, low, None, None, low.input(4))
-
-
-def _attention(
-    node: Node,
-    low: Lowering,
-    past_key: Operand | None,
-    past_value: Operand | None,
-    sinks: Operand | None,
-) -> None:
-    """Lower either operator."""
-    operands = [low.input(0), low.input(1), low.input(2), low.output()]
-    if operands[0].rank == 4:
-        q, k, v, out = (ordered(operand, "bhtd") for operand in operands)
-    else:
-        heads, shared = (int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv"))
-        counts = (heads, shared, shared, heads)
-        q, k, v, out = (split_heads(o, n) for o, n in zip(operands, counts, strict=True))
+    q, k, v, out = _split(node, low)
+    past_key, past_value = low.optional(4), low.optional(5)
     past = 0 if past_key is None else past_key.shape[2]
     batch, heads, queries, depth = q.sizes
     sizes = _Sizes(batch, heads, k.sizes[1], queries, past, past + k.sizes[2], depth, v.sizes[3])
@@ -99,13 +77,43 @@ def _attention(
         causal = causal and mask is low.optional(3)
         # A node with a subgraph was fused from a Softmax, which gives NaN where no key is seen.
         zero_unseen = node.subgraph is None
-        spec = AttentionSpec(q, k, v, out, mask, scale, causal, sizes.past, zero_unseen, sinks)
+        spec = AttentionSpec(q, k, v, out, mask, scale, causal, sizes.past, zero_unseen)
         emit_attention(low, spec)
         return
     if flags is None:
         mask, flags = _mask(node, low, sizes, causal, always=True)
     assert mask is not None
     _emit_unfused(node, low, sizes, (q, k, v, out), (mask, flags), scale, softcap)
+
+
+@lowering("DecoderAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
+def decoder_attention(node: Node, low: Lowering) -> None:
+    """Lower attention over a cache; see `subgraph.ops.attention.op`."""
+    q, k, v, out = _split(node, low)
+    if 0 in (*q.sizes, *k.sizes, *v.sizes):
+        raise Unsupported("attention over an empty tensor")
+    sizes = _Sizes(*q.sizes[:2], k.sizes[1], q.sizes[2], 0, k.sizes[2], q.sizes[3], v.sizes[3])
+    spec = AttentionSpec(
+        *(q, k, v, out),
+        mask=_mask(node, low, sizes, False, always=False)[0],
+        scale=float(node.attrs.get("scale", 1.0 / math.sqrt(sizes.depth))),
+        causal=bool(node.attrs.get("is_causal", 0)),
+        zero_unseen=True,
+        starts=low.optional(4),
+        sinks=low.optional(5),
+        window=int(node.attrs.get("window", 0)),
+    )
+    emit_attention(low, spec)
+
+
+def _split(node: Node, low: Lowering) -> Sequence[Heads]:
+    """Return Q, K, V and the result by heads."""
+    operands = [low.input(0), low.input(1), low.input(2), low.output()]
+    if operands[0].rank == 4:
+        return [ordered(operand, "bhtd") for operand in operands]
+    heads, shared = (int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv"))
+    counts = (heads, shared, shared, heads)
+    return [split_heads(o, n) for o, n in zip(operands, counts, strict=True)]
 
 
 def _copy_heads(low: Lowering, x: Heads, target: Operand, first: int) -> None:

@@ -100,6 +100,8 @@ class AttentionSpec:
         offset: Keys before the first query.
         zero_unseen: A query that sees no key gives 0, not NaN.
         sinks: The score of a further key, without value, for each head of Q; None: there is none.
+        starts: Instead of ``offset``, one int64 for each sample; None: there are none.
+        window: Keys that a causal query sees at most, the last ones; 0: no limit.
     """
 
     q: Heads
@@ -112,6 +114,8 @@ class AttentionSpec:
     offset: int = 0
     zero_unseen: bool = False
     sinks: Operand | None = None
+    starts: Operand | None = None
+    window: int = 0
 
 
 @lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
@@ -161,8 +165,9 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     if _has_few_queries(r, of, steps):
         _emit_few_queries(low, r, of, steps)
         return
-    # Sinks are not built into the kernel of matrix tiles; the other one computes them in float32.
-    if r.sinks is None and (matrix := matrix_tiles(low, of.dtype)) is not None:
+    # The kernel of matrix tiles knows neither sinks nor windows; the other one computes in float32.
+    plain = r.sinks is None and not r.window
+    if plain and (matrix := matrix_tiles(low, of.dtype)) is not None:
         _emit_matrix_attention(low, r, matrix, steps)
         return
     panels = -(-queries // of.width)
@@ -257,7 +262,6 @@ def _panel_arguments(
         "k_across": int(r.k.steps[3] != 1),
         "v_line": _line_step(r.v) * of.item,
         "v_across": int(r.v.steps[3] != 1),
-        "causal": int(r.causal),
         "keys_block": block,
         "panels": unit_panels,
     }
@@ -295,7 +299,10 @@ def _operands_and_strides(
         "value_size": r.v.sizes[3],
         "mask_key": mask[3] * of.item,
         "scale": r.scale,
+        "causal": int(r.causal),
         "offset": r.offset,
+        "starts": r.starts or 0,
+        "window": r.window,
         "zero_unseen": int(r.zero_unseen),
     }
 
@@ -315,12 +322,7 @@ def _has_few_queries(r: AttentionSpec, of: Tiles, mask: Sequence[int]) -> bool:
 def _rows_of_a_key(r: AttentionSpec) -> int:
     """Return how many queries read the same key: with one query, all heads that share the key."""
     _, heads, queries, _ = r.q.sizes
-    return queries if queries > 1 or _is_causally_masked(r) else heads // r.k.sizes[1]
-
-
-def _is_causally_masked(r: AttentionSpec) -> bool:
-    """Return whether causality hides any key: the first query does not see all of them."""
-    return r.causal and r.offset + 1 < r.k.sizes[2]
+    return queries if queries > 1 else heads // r.k.sizes[1]
 
 
 def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence[int]) -> None:
@@ -345,7 +347,7 @@ def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence
         k_row=r.k.steps[2] * of.item,
         k_element=r.k.steps[3] * of.item,
         v_row=r.v.steps[2] * of.item,
-        causal=int(_is_causally_masked(r)),
+        row_position=int(queries == rows),
         **low.worker_scratch((rows * round_up(keys + 1, of.lanes) + rows) * of.item),
     )
     flops = 2 * batch * heads * rows * keys * (depth + values)

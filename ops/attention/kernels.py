@@ -24,6 +24,7 @@ from .panel_parts import (
     block_softmax,
     future_masker,
     mask_writer,
+    past_masker,
     query_packer,
     result_writer,
 )
@@ -50,8 +51,23 @@ def head_operands(a: AttentionOperands, batch: int, head: int) -> tuple[int, int
     return q, k, v_at, mask
 
 
+_load_start = ld("int64")
+
+
 @register_jitable
-def visible_keys(a: AttentionOperands, last: int) -> int:
+def first_position(a: AttentionOperands, batch: int) -> int:
+    """Return how many keys come before the first query of a sample.
+
+    ``starts`` is an input, which may hold any numbers.
+    """
+    start: int = a.offset
+    if a.starts != 0:
+        start = max(0, min(_load_start(a.starts + batch * 8), a.keys))
+    return start
+
+
+@register_jitable
+def visible_keys(a: AttentionOperands, last: int, offset: int) -> int:
     """Return how many keys the queries before ``last`` see.
 
     At least one key stays visible: the first block initializes maxima, sums and results. If even
@@ -60,8 +76,9 @@ def visible_keys(a: AttentionOperands, last: int) -> int:
     Args:
         a: The kernel's arguments.
         last: The query after the last one.
+        offset: Keys before the first query.
     """
-    return max(min(a.keys, last + a.offset), 1) if a.causal != 0 else a.keys
+    return max(min(a.keys, last + offset), 1) if a.causal != 0 else a.keys
 
 
 def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
@@ -102,17 +119,23 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 panel = first_panel + (first - start) // width * panel_bytes
                 step, count = a.q_row, min(width, queries - first)
                 pack_queries(q + first * step, step, count, depth, panel, a.scale)
-            visible = visible_keys(a, stop)
-            for key in range(0, visible, keys_block):
+            offset = first_position(a, batch)
+            visible, earliest = visible_keys(a, stop, offset), 0
+            if a.window != 0:
+                # Blocks before the window of the first query are left out, but never all blocks.
+                earliest = max(0, min(start + offset + 1 - a.window, visible - 1))
+                earliest = earliest // keys_block * keys_block
+            for key in range(earliest, visible, keys_block):
                 block_keys = min(keys_block, visible - key)
                 for first in range(start, stop, width):
                     panel = first_panel + (first - start) // width * panel_bytes
-                    seen = visible_keys(a, min(first + width, queries)) - key
+                    seen = visible_keys(a, min(first + width, queries), offset) - key
                     # A block after the last query of a panel is hidden from it, and leaves its
                     # state as it is. The first block is never left out.
                     if seen > 0:
                         seen = min(block_keys, seen)
-                        attend(a, t, panel, first, key, seen, k, v_at, mask, sink, scores)
+                        where = k, v_at, mask, sink, scores
+                        attend(a, t, panel, first, key, seen, key - offset, key > earliest, where)
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
                 results = first_panel + (first - start) // width * panel_bytes + depth * row
@@ -124,14 +147,16 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
 
 
 def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
-    """Return ``f(a, t, panel, first, key, keys, k, v, mask, sink, scores)``.
+    """Return ``f(a, t, panel, first, key, keys, limit, later, where)``.
 
     ``panel`` is the panel's scratch: its queries, its results, the state of its softmax. ``first``
-    is its first query, ``key`` the block's first key, ``keys`` their number. ``k``, ``v``,
-    ``mask`` and ``sink`` (0: none) are those of the head, and ``scores`` is scratch for
-    (keys + 1) * queries elements.
+    is its first query, ``key`` the block's first key, ``keys`` their number, ``limit`` the position
+    of ``key`` less that of query 0, and ``later`` whether the head had a block before. ``where``
+    are addresses: K, V, mask and sink (0: none) of the head, and scratch for the scores of
+    (keys + 1) * queries.
     """
-    write_mask, mask_future = mask_writer(dtype, lanes), future_masker(dtype, lanes)
+    write_mask, mask_past = mask_writer(dtype, lanes), past_masker(dtype, lanes)
+    mask_future = future_masker(dtype, lanes)
     softmax, item = block_softmax(dtype, lanes), item_bytes(dtype)
     store, splat, load1 = vec(dtype, lanes).store, vec(dtype, lanes).splat, ld(dtype)
     size, width, row = lanes * item, nv * lanes, nv * lanes * item
@@ -144,13 +169,12 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         first: int,
         key: int,
         keys: int,
-        k: int,
-        v: int,
-        mask: int,
-        sink: int,
-        scores: int,
+        limit: int,
+        later: bool,
+        where: tuple[int, int, int, int, int],
     ) -> None:
         """Update a panel's results by a block of keys."""
+        k, v, mask, sink, scores = where
         depth, values = a.key_size, a.value_size
         count = min(width, a.queries - first)
         # Rows of a panel have as many vectors as it has queries for, so that a short last panel
@@ -179,23 +203,24 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         t.c = scores
         t.steps = depth
         call_kernel(a.k_panel, t, keys, vectors, 0)
-        limit = key - a.offset - first
         if a.causal != 0:
-            mask_future(limit, keys, vectors, scores)
+            mask_future(limit - first, keys, vectors, scores)
+        if a.window != 0:
+            mask_past(limit - first + a.window, keys, vectors, scores)
         weighed = keys
-        if sink != 0 and key == 0:
+        if sink != 0 and not later:
             # The sink takes weight like a key, but has no value.
             line = vectors * size
             for at in range(scores + keys * line, scores + (keys + 1) * line, size):
                 store(at, splat(load1(sink)))
             weighed += 1
-        softmax(scores, weighed, vectors, state, key > 0)
+        softmax(scores, weighed, vectors, state, later)
         t.row_bias = 0
         t.start_row = 0
         # The first block overwrites the results, so that scratch needs no initialization. Later
         # blocks may raise the maximum: results so far are relative to the former one, and are
         # multiplied by the factor that the softmax has left in its state.
-        if key > 0:
+        if later:
             t.start = state + 2 * vectors * size
         t.a = v + key * (item if a.v_across != 0 else a.v_line)
         t.a_row = a.v_line

@@ -32,7 +32,7 @@ from subgraph.engine.codegen.vmath import function
 from subgraph.ops.shared.register_kernels import column_pairer, row_pairer, row_rounder
 
 from .arguments import MatrixAttentionArguments
-from .kernels import head_operands, visible_keys
+from .kernels import first_position, head_operands, visible_keys
 
 _VECTOR = LANES * 4  # bytes of a vector of float32
 _QUERIES = 2 * ROWS  # of a panel
@@ -53,6 +53,7 @@ class Panel(WordBlock):
         block: Keys of the block.
         keys: Keys of the block that the panel sees.
         mask: Mask of the head; 0: none.
+        offset: Keys before the first query.
         shared: Scratch of the block; see `MatrixAttentionArguments`.
     """
 
@@ -65,6 +66,7 @@ class Panel(WordBlock):
     block: int
     keys: int
     mask: int
+    offset: int
     shared: int
 
 
@@ -114,7 +116,7 @@ def _maxima_finder() -> Any:
             line = p.shared + a.scores + row * a.line
             seen = p.keys
             if a.causal != 0:
-                seen = max(0, min(seen, p.first + row + a.offset + 1 - p.key))
+                seen = max(0, min(seen, p.first + row + p.offset + 1 - p.key))
             whole = seen // LANES * LANES
             top, other = splat(_LOWEST), splat(_LOWEST)
             # `max` passes over NaN in its first operand: it is the exponential of the score, and so
@@ -354,12 +356,13 @@ def attention() -> Callable[..., None]:
                 select_panel(a, p, start, first)
                 from_q = q + first * a.q_row
                 round_rows(from_q, a.q_row, p.count, a.key_size, a.scale, p.queries)
-            visible = visible_keys(a, stop)
+            p.offset = first_position(a, batch)
+            visible = visible_keys(a, stop, p.offset)
             for key in range(0, visible, a.keys_block):
                 keys = min(a.keys_block, visible - key)
                 load_block(a, k, v, key, keys, p.shared)
                 for first in range(start, stop, _QUERIES):
-                    seen = visible_keys(a, min(first + _QUERIES, a.queries)) - key
+                    seen = visible_keys(a, min(first + _QUERIES, a.queries), p.offset) - key
                     if seen > 0:
                         select_panel(a, p, start, first)
                         p.key = key

@@ -224,42 +224,53 @@ def _without_queries(node: Node, inputs: list[Any]) -> Sequence[Any]:
     return [y.swapaxes(1, 2).reshape(batch, queries, heads * size), *rest]
 
 
-def sink_attention_operands(
-    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor
-) -> None:
-    """Require operands of Attention, and a sink for each head.
+def decoder_attention_operands(
+    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
+    starts: Tensor | None = None, sinks: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Require operands of Attention, a position for each sample and a sink for each head.
 
-    SinkAttention is Attention without caches in which each head has one more key, a *sink* (Xiao et
-    al., "Efficient streaming language models with attention sinks", 2023): it takes weight by a
-    score of its own, to which neither scale nor mask applies, and its value is 0.
+    DecoderAttention is Attention over keys that may be a cache with room for more. Query i of a
+    sample has the position ``starts + i`` among the keys, 0 if they are omitted. With ``is_causal``
+    it sees the keys up to its position, with ``window`` besides only as many of them, the last
+    ones. A *sink* (Xiao et al., "Efficient streaming language models with attention sinks", 2023)
+    is one more key of each head that takes weight by a score of its own, to which neither scale nor
+    mask applies, and whose value is 0. A query that sees no key gives 0.
 
     Args:
-        node: The SinkAttention, with attributes of Attention.
+        node: The DecoderAttention, with attributes of Attention, and ``window`` (0: no limit).
         q: As for Attention, as the next three.
         k: Keys.
         v: Values.
         mask: Added to the scores of keys, or booleans.
+        starts: Positions [batch], int64.
         sinks: The score of each head's sink, [heads].
     """
     attention_operands(node, q, k, v, mask)
     heads = _required_heads(node, "Q", q, "q_num_heads")[1]
+    require_dtype("starts", starts, "int64")
+    require_shape("starts", starts, (q.shape[0],), "one for each sample")
     require_dtype("sinks", sinks, q.dtype)
     require_shape("sinks", sinks, (heads,), "one for each head")
+    require_whole_number(node, "window", 0, least=0)
+    is_causal = bool(node.attrs.get("is_causal", 0))
+    require(is_causal or not node.attrs.get("window", 0), "a window needs is_causal")
 
 
-def sink_attention(
+def decoder_attention(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> Sequence[ValueType | None]:
-    """Return the type of Y; the arguments are those of `attention`, with the sinks at the end."""
+    """Return the type of Y; the arguments are those of `attention`, with two more operands."""
     return attention(node, types[:4], values)
 
 
-def sink_attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the result of SinkAttention: Attention with one more key, which has the sink's score.
+def decoder_attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the result of DecoderAttention: Attention with a mask, and one more key for sinks.
 
-    Its key and its value are 0, and the mask adds its score.
+    Its key and its value are 0, and the mask adds the sink's score, minus infinity without sinks.
     """
-    q, k, v, mask, sinks = inputs
+    given: list[Any] = [*inputs, *[None for _ in range(len(inputs), 6)]]
+    q, k, v, mask, starts, sinks = given
     rank, hidden = q.ndim, q.dtype.type("-inf")
     names = ("q", "kv", "kv")
     if rank == 3:
@@ -276,12 +287,19 @@ def sink_attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]
         seen = np.where(mask, 0, hidden) if mask.dtype == bool else mask
         added = added + np.pad(seen, missing, constant_values=hidden).astype(q.dtype)
     if node.attrs.get("is_causal", 0):
-        added = np.where(np.tri(*scores[2:], dtype=np.uint8), added, hidden)
-    of_sinks = np.broadcast_to(sinks.reshape(1, -1, 1, 1), (*scores[:3], 1))
+        first: Array = np.zeros(scores[0], np.int64) if starts is None else starts
+        # Positions before or after all keys hide as many as the first and the last one.
+        queries, keys = int(scores[2]), int(scores[3])
+        query = np.clip(first, 0, keys)[:, None, None, None] + np.arange(queries)[:, None]
+        key, window = np.arange(keys), int(node.attrs.get("window", 0))
+        is_seen = (key <= query) & ((window == 0) | (key > query - window))
+        added = np.where(is_seen, added, hidden)
+    of_sinks = np.full(scores[1], hidden) if sinks is None else sinks
+    of_sinks = np.broadcast_to(of_sinks.reshape(1, -1, 1, 1), (*scores[:3], 1))
     mask = np.concatenate([added, of_sinks], axis=3)
     k, v = (np.pad(x, [(0, 0), (0, 0), (0, 1), (0, 0)]) for x in (k, v))
     scale = {name: node.attrs[name] for name in ("scale",) if name in node.attrs}
-    plain = Node("Attention", [*node.inputs[:3], node.inputs[4]], version=24, attrs=scale)
+    plain = Node("Attention", [*node.inputs[:3], node.inputs[0]], version=24, attrs=scale)
     y = attention_reference(plain, [q, k, v, mask])[0]
     return [y if rank == 4 else y.swapaxes(1, 2).reshape(*y.shape[::2], -1)]
 
@@ -341,9 +359,9 @@ declare("RotaryEmbedding", requires=decoding.rotary_operands, infer=first_type, 
 declare("FlexAttention", domain="ai.onnx.preview", requires=decoding.flex_attention_operands)
 declare("FusedAttention", domain=INTERNAL_DOMAIN, requires=fused_attention_operands)
 declare(
-    "SinkAttention",
+    "DecoderAttention",
     domain=INTERNAL_DOMAIN,
-    requires=sink_attention_operands,
-    infer=sink_attention,
-    compute=in_float32(sink_attention_reference),
+    requires=decoder_attention_operands,
+    infer=decoder_attention,
+    compute=in_float32(decoder_attention_reference),
 )

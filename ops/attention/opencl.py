@@ -25,7 +25,7 @@ from .arguments import BiasArguments, RotateArguments
 from .fused_cpu import AttentionSpec, checked_mask_steps
 
 cl_shared("Attention", "RotaryEmbedding")
-cl_shared("FusedAttention", "SinkAttention", domain=INTERNAL_DOMAIN)
+cl_shared("FusedAttention", "DecoderAttention", domain=INTERNAL_DOMAIN)
 # Estimates: the elements of a head fit into a work-item's private memory, and a block of keys and
 # values into half of the 32 KiB of local memory that OpenCL requires; the queries of a work-group
 # fill its SIMD units.
@@ -69,16 +69,18 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
         PARTS=parts,
         QUERIES=group,
         SINKS=int(r.sinks is not None),
+        STARTS=int(r.starts is not None),
         T=register(dtype),
         VALUES=values,
         ZERO_UNSEEN=int(r.zero_unseen),
     )
     arguments: list[Argument | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
     arguments += [r.out.operand, r.mask or r.q.operand, r.sinks or r.q.operand]
+    arguments.append(r.starts or r.q.operand)
     arguments += [keys, heads, heads // kv_heads]
     for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
         arguments += of
-    arguments += [number(dtype, r.scale), int(r.causal), r.offset]
+    arguments += [number(dtype, r.scale), int(r.causal), r.offset, r.window]
     low.launch(
         source,
         "attention",

@@ -113,6 +113,29 @@ def future_masker(dtype: str, lanes: int) -> Any:
     return mask_future
 
 
+def past_masker(dtype: str, lanes: int) -> Any:
+    """Return ``f(limit, keys, vectors, scores)``: scores of too early keys become minus infinity.
+
+    Query j of the panel sees key k of the block if ``j < limit + k``.
+    """
+    v = vec(dtype, lanes)
+    load, store, splat, select, iota = v.load, v.store, v.splat, v.select, v.iota
+    size = lanes * v.itemsize
+
+    @register_jitable
+    def mask_past(limit: int, keys: int, vectors: int, scores: int) -> None:
+        """Set the scores of keys that a query no longer sees."""
+        # The keys after this range are seen even by the panel's last query.
+        for k in range(min(keys, vectors * lanes - limit)):
+            for j in range(vectors):
+                at = scores + (k * vectors + j) * size
+                # As in `mask_future`, rounding in float32 has no effect.
+                seen = iota() < splat(float(limit + k - j * lanes))
+                store(at, select(seen, load(at), splat(_LOWEST)))
+
+    return mask_past
+
+
 def block_softmax(dtype: str, lanes: int) -> Any:
     """Return ``f(scores, keys, vectors, state, later)``: the online softmax of a block.
 

@@ -17,7 +17,7 @@ from subgraph.engine.codegen.simd import ld, st, vec
 from subgraph.engine.codegen.vmath import function
 
 from .arguments import FewQueriesArguments
-from .kernels import head_operands
+from .kernels import first_position, head_operands, visible_keys
 from .row_products import row_products
 
 
@@ -40,31 +40,43 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        queries, keys, values = a.queries, a.keys, a.value_size
+        queries, values = a.queries, a.value_size
         heads, step = a.heads, a.y_row
         scores = a.scratch + worker * a.scratch_bytes
-        # Rows of scores are whole vectors, so that the softmax needs no masked loads and stores.
-        room = (keys + int(a.sinks != 0) + lanes - 1) // lanes * lanes
-        row = room * item
         for unit in range(begin, end):
             batch, head = unit // heads, unit % heads
             q, k, v_at, masks = head_operands(a, batch, head)
+            # The keys before the window of the first query and after the last one are not read.
+            offset, first, keys = first_position(a, batch), 0, a.keys
+            if a.causal != 0:
+                keys = visible_keys(a, (queries - 1) * a.row_position + 1, offset)
+            if a.window != 0:
+                first = max(0, min(offset + 1 - a.window, keys - 1))
+                keys -= first
+                k += first * a.k_row
+                v_at += first * a.v_row
+                masks += first * a.mask_key if masks != 0 else 0
+            # Rows of scores are whole vectors: the softmax needs no masked loads and stores.
+            room = (keys + int(a.sinks != 0) + lanes - 1) // lanes * lanes
+            row = room * item
             out = a.y + batch * a.y_batch + head * a.y_head
-            score(a, q, k, scores, row)
+            score(a, q, k, keys, scores, row)
             for i in range(queries):
                 # The product of the weights and V adds to the output, which holds arbitrary bytes
                 # before.
                 for d in range(0, values, lanes):
                     store_n(out + i * step + d * item, min(lanes, values - d), zero())
-                mask, seen = masks, keys
+                mask, hidden, seen = masks, 0, keys
                 if mask != 0:
                     mask += i * a.mask_row
                 if a.causal != 0:
-                    seen = max(min(keys, i + 1 + a.offset), 0)
+                    seen = max(min(keys, i * a.row_position + 1 + offset - first), 0)
+                if a.window != 0:
+                    hidden = max(i * a.row_position + 1 + offset - first - a.window, 0)
                 sink = a.sinks
                 if sink != 0:
                     sink += head * a.sink_head + i * a.sink_row
-                total = soften(scores + i * row, mask, seen, keys, sink, room)
+                total = soften(scores + i * row, mask, hidden, seen, keys, sink, room)
                 store1(scores + queries * row + i * item, total)
             along_rows(queries, keys, scores, row, item, v_at, a.v_row, out, step, values, 1.0)
             for i in range(queries):
@@ -81,7 +93,7 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
 
 
 def _softmax_row(dtype: str, lanes: int) -> Any:
-    """Return ``f(scores, mask, seen, keys, sink, room)``: the softmax of a row, not yet divided."""
+    """Return ``f(scores, mask, hidden, seen, keys, sink, room)``: a softmax before its division."""
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     splat, zero, maximum, hmax, sum_of = v.splat, v.zero, v.maximum, v.hmax, v.sum
@@ -90,12 +102,15 @@ def _softmax_row(dtype: str, lanes: int) -> Any:
     size, lowest = lanes * item, float("-inf")
 
     @register_jitable
-    def soften(scores: int, mask: int, seen: int, keys: int, sink: int, room: int) -> float:
+    def soften(
+        scores: int, mask: int, hidden: int, seen: int, keys: int, sink: int, room: int
+    ) -> float:
         """Replace the scores of a row by weights; return their sum.
 
-        ``seen`` of ``keys`` keys are visible; the row has ``room`` elements, whole vectors, and the
-        rest gets weight 0. ``mask`` is added to the scores; 0: none. ``sink`` is the address of the
-        score of the sink, which takes weight like a key; 0: none.
+        Of ``keys`` keys those from ``hidden`` to before ``seen`` are visible; the row has ``room``
+        elements, whole vectors, and the rest gets weight 0. ``mask`` is added to the scores; 0:
+        none. ``sink`` is the address of the score of the sink, which takes weight like a key; 0:
+        none.
         """
         if mask != 0:
             for k in range(0, seen, lanes):
@@ -104,6 +119,8 @@ def _softmax_row(dtype: str, lanes: int) -> Any:
         # Scores of hidden keys and of the padding become minus infinity: they do not raise the
         # maximum, and their exponential is 0.
         for k in range(seen, room):
+            store1(scores + k * item, lowest)
+        for k in range(min(hidden, keys)):
             store1(scores + k * item, lowest)
         if sink != 0:
             store1(scores + keys * item, load1(sink))
@@ -126,7 +143,7 @@ def _softmax_row(dtype: str, lanes: int) -> Any:
 
 
 def _scorer(dtype: str, lanes: int, across: bool, along_rows: Any, along_columns: Any) -> Any:
-    """Return ``f(a, q, k, scores, row)``: the scores of a head.
+    """Return ``f(a, q, k, keys, scores, row)``: the scores of a head.
 
     The parameters are those of `few_queries`, and the functions of `row_products`.
     """
@@ -134,9 +151,9 @@ def _scorer(dtype: str, lanes: int, across: bool, along_rows: Any, along_columns
     store, zero, size = v.store, v.zero, lanes * item
 
     @register_jitable
-    def score(a: FewQueriesArguments, q: int, k: int, scores: int, row: int) -> None:
+    def score(a: FewQueriesArguments, q: int, k: int, keys: int, scores: int, row: int) -> None:
         """Write the scaled scores of the queries of a head, ``row`` bytes for each."""
-        rows, keys = a.queries, a.keys
+        rows = a.queries
         # The products add to the scores, and the scratch still holds those of an earlier unit.
         for i in range(rows):
             for at in range(0, row, size):

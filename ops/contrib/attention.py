@@ -91,7 +91,7 @@ def attend(
     *,
     mask: Any = None,
     past: Sequence[Any] = (None, None),
-    sinks: Any = None,
+    positions: tuple[Value | None, Value | None, int] | None = None,
     requires: str = "all_keys",
     **attributes: Any,
 ) -> list[Any]:
@@ -104,7 +104,8 @@ def attend(
         heads: Heads of queries, and of keys.
         mask: Added to the scores; None: nothing.
         past: Cached keys and values, [batch, heads, positions, size]; None: there are none.
-        sinks: The score of each head's sink, with keys by heads and none cached; None: no sinks.
+        positions: Position of the first query of each batch, sinks and window of DecoderAttention,
+            for keys by heads and none cached; None: the standard's operator.
         requires: Additional requirement of the standard's operator, declared in `operands`.
         attributes: Of the standard's operator.
     """
@@ -116,9 +117,10 @@ def attend(
         # Without cached ones, all keys and values are the new ones, which need no copy.
         out: list[Any] = [None, key, value]
         operands = (query, key, value, mask, *past)
-        if sinks is not None:
-            attributes |= {"domain": INTERNAL_DOMAIN, "requires": requires}
-            out[0] = call.SinkAttention(query, key, value, mask, sinks, **attributes)
+        if positions is not None:
+            starts, sinks, window = positions
+            attributes |= {"domain": INTERNAL_DOMAIN, "requires": requires, "window": window}
+            out[0] = call.DecoderAttention(query, key, value, mask, starts, sinks, **attributes)
         elif past[0] is None:
             out[0] = call.Attention(*operands, **attributes, requires=requires)
         else:

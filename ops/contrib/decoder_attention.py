@@ -285,26 +285,21 @@ def group_query_attention(call: Call) -> Results:
         call,
         (query, *new),
         (heads, kv_heads),
-        sinks=_sinks(call, query, heads),
-        mask=_causal_mask(call, new[0], query_positions, past_key is None),
-        is_causal=int(past_key is None and bool(call.attribute("causal"))),
         # 0 means the default, 1 / sqrt(size), which the standard has for a missing attribute.
         scale=call.attribute("scale") or None,
-        softcap=call.attribute("softcap"),
+        **_visibility(call, new[0], query_positions, starts, heads, past_key is None),
     )
     return [made[0], *new]
 
 
-def _sinks(call: Call, query: Any, heads: int) -> Value | None:
+def _sinks(call: Call, keys: Any, heads: int) -> Value | None:
     """Return the score of each head's sink; None if there are none.
 
     ``smooth_softmax`` is a sink of score 0, unless there is an input with the scores.
     """
     found: Value | None = call.input("head_sink")
     if found is None and call.attribute("smooth_softmax") == 1:
-        found = call.constant(np.zeros(heads), call.dtype(query))
-    if found is not None and call.attribute("softcap"):
-        raise call.unsupported("softcap and sinks")
+        found = call.constant(np.zeros(heads), call.dtype(keys))
     return found
 
 
@@ -354,23 +349,42 @@ def _updated_cache(call: Call, past: Any, new: Any, missing: Any, starts: Any) -
     return call.TensorScatter(call.Concat(past, zeros, axis=2), new, starts, axis=2)
 
 
-def _causal_mask(call: Call, keys: Any, query_positions: Any, fresh: bool) -> Any:
-    """Return the mask that hides keys after a query, or too far before it, with the node's bias.
+def _visibility(
+    call: Call, keys: Any, query_positions: Any, starts: Any, heads: int, fresh: bool
+) -> dict[str, Any]:
+    """Return which keys queries see, as arguments of `attend`.
 
-    None, or the bias alone, if there is no cache (``fresh``) and no window: Attention's own
-    ``is_causal`` is used then.
+    Args:
+        call: The node.
+        keys: All keys.
+        query_positions: Positions of the queries, [batch, queries].
+        starts: Those of the first ones, [batch].
+        heads: Heads of queries.
+        fresh: Whether there is no cache: positions begin at 0.
     """
-    window, bias = call.attribute("local_window_size"), call.input("attention_bias")
-    if not call.attribute("causal"):
-        if bias is None and fresh:
-            return None
+    causal, bias = bool(call.attribute("causal")), call.input("attention_bias")
+    if not (causal or (bias is None and fresh)):
         raise call.unsupported("causal=0 and a cache or bias")
-    if fresh and window < 0:
-        return bias
+    window = max(int(call.attribute("local_window_size")), 0) if causal else 0
+    sinks, softcap = _sinks(call, keys, heads), call.attribute("softcap")
+    found: dict[str, Any] = {"mask": bias, "is_causal": int(causal)}
+    if fresh and not window and sinks is None:
+        return found | {"softcap": softcap}
+    if not softcap:
+        return found | {"positions": (None if fresh else starts, sinks, window)}
+    if sinks is not None:
+        raise call.unsupported("softcap and sinks")
+    # The standard's operator has a softcap, but knows no positions.
+    mask = _causal_mask(call, keys, query_positions, window, bias)
+    return {"mask": mask, "is_causal": 0, "softcap": softcap}
+
+
+def _causal_mask(call: Call, keys: Any, query_positions: Any, window: int, bias: Any) -> Any:
+    """Return the mask that hides keys after a query, or too far before it (0: never)."""
     queries = call.Unsqueeze(query_positions, axes(call, 1, 3))
     position = positions_below(call, dimension(call, keys, 2))
     allowed = call.LessOrEqual(position, queries)
-    if window >= 0:
+    if window:
         allowed = call.And(allowed, call.Greater(position, call.Sub(queries, window)))
     if bias is None:
         return allowed

@@ -144,7 +144,7 @@ def all_keys(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) 
     """Raise ShapeError unless the mask of an Attention has an entry for each cached and new key.
 
     Args:
-        node: An Attention or SinkAttention of a body.
+        node: An Attention or DecoderAttention of a body.
         q: Queries; not read.
         k: Keys.
         v: Values; not read.

@@ -1,4 +1,4 @@
-"""Attention with sinks (SinkAttention) against float64 NumPy, on kernels and on devices."""
+"""DecoderAttention against float64 NumPy, on kernels and on devices: positions, windows, sinks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.kernels import run_node
 
 
-def reference(inputs: list[Any], scale: float, causal: bool) -> Array:
+def reference(inputs: list[Any], scale: float, causal: bool, window: int = 0) -> Array:
     """Return the result in float64, by weights of all keys and of the sink."""
-    q, k, v, mask, sinks = inputs
+    q, k, v, mask, starts, sinks = inputs
     share = q.shape[1] // k.shape[1]
     q, k, v = q.astype(float), k.astype(float).repeat(share, 1), v.astype(float).repeat(share, 1)
     scores = q @ k.swapaxes(2, 3) * scale
@@ -27,20 +27,26 @@ def reference(inputs: list[Any], scale: float, causal: bool) -> Array:
         scores = np.where(mask, scores, -np.inf)
     elif mask is not None:
         scores = scores + mask.astype(float)
-    if causal:
-        scores = np.where(np.tri(*scores.shape[2:], dtype=np.uint8), scores, -np.inf)
-    of_sinks = np.broadcast_to(sinks.astype(float)[:, None, None], (*scores.shape[:3], 1))
+    for b, start in enumerate(np.zeros(len(q), int) if starts is None else starts):
+        for i in range(scores.shape[2] if causal else 0):
+            scores[b, :, i, start + i + 1 :] = -np.inf
+            if window:
+                scores[b, :, i, : max(start + i + 1 - window, 0)] = -np.inf
+    of_sinks = np.full(q.shape[1], -np.inf) if sinks is None else sinks.astype(float)
+    of_sinks = np.broadcast_to(of_sinks[:, None, None], (*scores.shape[:3], 1))
     scores = np.concatenate([scores, of_sinks], 3)
-    weights = np.exp(scores - scores.max(3, keepdims=True))
-    weights /= weights.sum(3, keepdims=True)
+    top = scores.max(3, keepdims=True)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(3, keepdims=True)
+    weights /= np.where(total == 0, 1, total)
     return weights[..., :-1] @ v
 
 
 def operands(
     batch: int, heads: tuple[int, int], positions: tuple[int, int], sizes: tuple[int, int],
-    mask: str, dtype: str,
+    mask: str, dtype: str, *, starts: bool = False, sinks: bool = True,
 ) -> list[Any]:  # fmt: skip
-    """Return Q, K, V, the mask, which hides all keys of some queries, and sinks."""
+    """Return Q, K, V, the mask, which hides all keys of some queries, positions and sinks."""
     rng = np.random.default_rng(sum(positions) + sum(sizes))
     (queries, keys), (size, values) = positions, sizes
     shapes = [(heads[0], queries, size), (heads[1], keys, size), (heads[1], keys, values)]
@@ -48,7 +54,9 @@ def operands(
     seen = rng.random((batch, 1, queries, keys)) < 0.7
     seen[0, 0, -1] = False
     masks = {"none": None, "bool": seen, "float": np.where(seen, 0.5, -np.inf).astype(dtype)}
-    return [q, k, v, masks[mask], (3 * rng.standard_normal(heads[0])).astype(dtype)]
+    first = rng.integers(0, max(keys - queries, 0) + 1, batch) if starts else None
+    of_sinks = (3 * rng.standard_normal(heads[0])).astype(dtype) if sinks else None
+    return [q, k, v, masks[mask], first, of_sinks]
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,18 +69,22 @@ def operands(
     sizes=st.tuples(st.sampled_from([1, 8, 37]), st.sampled_from([1, 16, 41])),
     mask=st.sampled_from(["none", "bool", "float"]),
     dtype=st.sampled_from(["float32", "float64"]),
+    starts=st.booleans(),
+    sinks=st.booleans(),
     causal=st.booleans(),
+    window=st.sampled_from([0, 0, 1, 5, 20, 300]),
     threads=st.integers(1, 3),
 )
-def test_kernels(causal: bool, threads: int, **drawn: Any) -> None:
+def test_kernels(causal: bool, window: int, threads: int, **drawn: Any) -> None:
     inputs = operands(**drawn)
     q, v = inputs[0], inputs[2]
-    attributes = {"scale": 0.3, "is_causal": int(causal)}
+    window *= causal
+    attributes = {"scale": 0.3, "is_causal": int(causal), "window": window}
     shape = (*q.shape[:3], v.shape[3])
     (got,) = run_node(
-        "SinkAttention", inputs, [shape], attributes, domain=INTERNAL_DOMAIN, threads=threads
+        "DecoderAttention", inputs, [shape], attributes, domain=INTERNAL_DOMAIN, threads=threads
     )
-    np.testing.assert_allclose(got, reference(inputs, 0.3, causal), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, reference(inputs, 0.3, causal, window), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["CPU", "REFERENCE", "OPENCL"])
@@ -80,9 +92,9 @@ def test_kernels(causal: bool, threads: int, **drawn: Any) -> None:
 @pytest.mark.parametrize("mask", ["none", "bool", "float"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_devices(device: str, rank: int, mask: str, dtype: str) -> None:
-    inputs = operands(2, (4, 2), (9, 21), (8, 12), mask, dtype)
-    expected = reference(inputs, 8**-0.5, True)
-    attributes: dict[str, Any] = {"is_causal": 1}
+    inputs = operands(2, (4, 2), (9, 21), (8, 12), mask, dtype, starts=True)
+    expected = reference(inputs, 8**-0.5, True, 6)
+    attributes: dict[str, Any] = {"is_causal": 1, "window": 6}
     if rank == 3:
         inputs[:3] = [x.swapaxes(1, 2).reshape(2, x.shape[2], -1) for x in inputs[:3]]
         expected = expected.swapaxes(1, 2).reshape(2, 9, -1)
@@ -91,7 +103,7 @@ def test_devices(device: str, rank: int, mask: str, dtype: str) -> None:
         None if x is None else sg.Value(f"x{k}", TensorType(str(x.dtype), x.shape))
         for k, x in enumerate(inputs)
     ]
-    node = Node("SinkAttention", values, domain=INTERNAL_DOMAIN, version=1, attrs=attributes)
+    node = Node("DecoderAttention", values, domain=INTERNAL_DOMAIN, version=1, attrs=attributes)
     set_output_types(node)
     graph = sg.Graph([value for value in values if value is not None], [node.outputs[0]])
     placed = sg.default_core().query_model(graph, device)
@@ -104,8 +116,8 @@ def test_devices(device: str, rank: int, mask: str, dtype: str) -> None:
 def test_a_sink_that_weighs_nothing() -> None:
     """The result is that of Attention, and 0 where a query sees no key."""
     inputs = operands(2, (4, 2), (3, 21), (8, 12), "float", "float32")
-    inputs[4][:] = -np.inf
-    (got,) = run_node("SinkAttention", inputs, [(2, 4, 3, 12)], {}, domain=INTERNAL_DOMAIN)
+    inputs[5][:] = -np.inf
+    (got,) = run_node("DecoderAttention", inputs, [(2, 4, 3, 12)], {}, domain=INTERNAL_DOMAIN)
     (plain,) = run_node("Attention", inputs[:4], [(2, 4, 3, 12)], {})
     np.testing.assert_array_equal(got, plain)
     assert (got[0, :, -1] == 0).all()
@@ -117,6 +129,32 @@ def test_sinks_of_another_size(wrong: tuple[int, ...]) -> None:
     types = [None if x is None else TensorType("float32", x.shape) for x in inputs[:4]]
     values = [None if t is None else sg.Value(f"x{k}", t) for k, t in enumerate(types)]
     sinks = sg.input("sinks", wrong, "float32")
-    node = Node("SinkAttention", [*values, sinks], domain=INTERNAL_DOMAIN, version=1)
+    node = Node("DecoderAttention", [*values, None, sinks], domain=INTERNAL_DOMAIN, version=1)
     with pytest.raises(sg.ShapeError, match="one for each head"):
         set_output_types(node)
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE", "OPENCL"])
+@pytest.mark.parametrize("queries", [1, 3, 40])
+@pytest.mark.parametrize("window", [0, 4])
+def test_positions_outside_of_the_keys(device: str, queries: int, window: int) -> None:
+    """Positions are inputs: those before the first key count as 0, those after the last as it."""
+    inputs = operands(4, (4, 2), (queries, 21), (8, 12), "none", "float32", starts=True)
+    inputs[4] = np.array([-(2**63), -3, 30, 2**63 - 1])
+    inputs[4], wrong = np.clip(inputs[4], 0, 21), inputs[4]
+    expected = reference(inputs, 8**-0.5, True, window)
+    values = [
+        None if x is None else sg.Value(f"x{k}", TensorType(str(x.dtype), x.shape))
+        for k, x in enumerate(inputs)
+    ]
+    node = Node(
+        *("DecoderAttention", values),
+        domain=INTERNAL_DOMAIN,
+        version=1,
+        attrs={"is_causal": 1, "window": window},
+    )
+    set_output_types(node)
+    graph = sg.Graph([value for value in values if value is not None], [node.outputs[0]])
+    inputs[4] = wrong
+    made = sg.compile_model(graph, device)([x for x in inputs if x is not None])[0]
+    np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-5)
