@@ -409,14 +409,27 @@ def contributed() -> Iterator[Case]:
     def bytes_(*shape: int) -> Fixed:
         return Fixed(i(256, *shape, dtype="uint8"))
 
+    # Heads of queries and of keys, cached positions, new ones: steps, prompts, a part of a prompt.
+    for heads, shared, cached, new in (
+        *((14, 2, 512, 1), (32, 8, 2048, 1), (64, 8, 4096, 1)),
+        *((14, 2, 0, 1024), (32, 8, 0, 512), (32, 8, 1024, 128)),
+    ):
+        size = 64 if heads != 32 else 128
+        cache = [f(1, shared, cached, size) for _ in range(2)]
+        added = [f(1, new, count * size) for count in (heads, shared, shared)]
+        ends = np.array([cached + new - 1], np.int32), np.array(cached + new, np.int32)
+        options: dict[str, Any] = {"num_heads": heads, "kv_num_heads": shared}
+        for window in (-1, 128):
+            options["local_window_size"] = window
+            yield of("GroupQueryAttention", *added, *cache, *ends, outputs=3, **options)
     table = bytes_(32000, 1024), i(32000, 1, 128), weight(32000, 64)
     yield of("GatherBlockQuantized", *table, block_size=32, quantize_axis=1)
     for rows in (1, 128):
-        heads: dict[str, Any] = {"q_num_heads": 16, "kv_num_heads": 16}
+        split: dict[str, Any] = {"q_num_heads": 16, "kv_num_heads": 16}
         tokens = [f(1, rows, 2048) / 11 for _ in range(3)]
         gates = -abs(f(1, rows, 16)), np.tanh(abs(f(1, rows, 16)))
         state = f(1, 16, 128, 128)
-        yield of("LinearAttention", *tokens, state, *gates, outputs=2, **heads)
+        yield of("LinearAttention", *tokens, state, *gates, outputs=2, **split)
         steps = f(1, 4096, rows), weight(4096, 1, 4), None, f(1, 4096, 3)
         yield of("CausalConvWithState", *steps, outputs=2, activation="silu")
         yield of("GatedRMSNorm", f(1, rows, 2048), weight(128), f(1, rows, 2048))
