@@ -116,15 +116,18 @@ class AttentionArguments(PanelAttentionArguments):
 
     A worker's scratch has rows of ``nv * lanes`` elements, one for each query of a panel: for each
     panel of a unit ``key_size + value_size + 3`` (queries, results; maximum, sum and factor of the
-    softmax), then one for each key of a block and one for the sink (scores).
+    softmax), then one for each key of a block and one for the sink (scores). Behind them is room
+    for the values of a block of keys, ``value_size`` elements each, if they are copied.
 
     Attributes:
         k_panel: The panel (``subgraph.engine.codegen.panel``) for K's kind of lines.
         v_panel: The panel for V's.
+        v_copy: Bytes from a worker's scratch to the copied values; 0: they are read where they are.
     """
 
     k_panel: Address
     v_panel: Address
+    v_copy: int
 
 
 class MatrixAttentionArguments(PanelAttentionArguments):

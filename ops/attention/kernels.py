@@ -27,6 +27,7 @@ from .panel_parts import (
     past_masker,
     query_packer,
     result_writer,
+    row_copier,
 )
 
 _tile_block = stack_block(TileBlock)
@@ -92,6 +93,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     """
     arguments = view_of(AttentionArguments)
     pack_queries, write = query_packer(dtype, lanes), result_writer(dtype, lanes)
+    copy_values = row_copier(dtype, lanes)
     attend = _panel_attention(dtype, lanes, nv)
     item, width = item_bytes(dtype), nv * lanes
 
@@ -127,6 +129,12 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 earliest = earliest // keys_block * keys_block
             for key in range(earliest, visible, keys_block):
                 block_keys = min(keys_block, visible - key)
+                v_line = a.v_line
+                v_block = v_at + key * (item if a.v_across != 0 else v_line)
+                if a.v_copy != 0:
+                    copied = a.scratch + worker * a.scratch_bytes + a.v_copy
+                    copy_values(v_block, v_line, block_keys, values, copied)
+                    v_block, v_line = copied, values * item
                 for first in range(start, stop, width):
                     panel = first_panel + (first - start) // width * panel_bytes
                     seen = visible_keys(a, min(first + width, queries), offset) - key
@@ -134,7 +142,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                     # state as it is. The first block is never left out.
                     if seen > 0:
                         seen = min(block_keys, seen)
-                        where = k, v_at, mask, sink, scores
+                        where = k, v_block, v_line, mask, sink, scores
                         attend(a, t, panel, first, key, seen, key - offset, key > earliest, where)
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
@@ -152,8 +160,8 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
     ``panel`` is the panel's scratch: its queries, its results, the state of its softmax. ``first``
     is its first query, ``key`` the block's first key, ``keys`` their number, ``limit`` the position
     of ``key`` less that of query 0, and ``later`` whether the head had a block before. ``where``
-    are addresses: K, V, mask and sink (0: none) of the head, and scratch for the scores of
-    (keys + 1) * queries.
+    are addresses: K of the head, the block's first value and the distance of values, mask and sink
+    (0: none) of the head, and scratch for the scores of (keys + 1) * queries.
     """
     write_mask, mask_past = mask_writer(dtype, lanes), past_masker(dtype, lanes)
     mask_future = future_masker(dtype, lanes)
@@ -171,10 +179,10 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         keys: int,
         limit: int,
         later: bool,
-        where: tuple[int, int, int, int, int],
+        where: tuple[int, int, int, int, int, int],
     ) -> None:
         """Update a panel's results by a block of keys."""
-        k, v, mask, sink, scores = where
+        k, v, v_line, mask, sink, scores = where
         depth, values = a.key_size, a.value_size
         count = min(width, a.queries - first)
         # Rows of a panel have as many vectors as it has queries for, so that a short last panel
@@ -222,8 +230,8 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         # multiplied by the factor that the softmax has left in its state.
         if later:
             t.start = state + 2 * vectors * size
-        t.a = v + key * (item if a.v_across != 0 else a.v_line)
-        t.a_row = a.v_line
+        t.a = v
+        t.a_row = v_line
         t.b = scores
         t.c = out
         t.steps = keys

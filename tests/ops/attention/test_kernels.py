@@ -157,15 +157,23 @@ def test_several_blocks_of_keys_and_panels_of_queries(orders: str, mask: str, ca
     np.testing.assert_array_equal(results[0], results[1])
 
 
-def test_rows_a_multiple_of_a_page_apart() -> None:
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((1, 40, 16, 64)).astype(np.float32) for _ in range(3))
-    wanted = positions_first(q, k, v, 0.125, False)
-    orders = {f"{name}_order": "bthd" for name in "qkvo"}
-    (got,) = run_node(
-        "FusedAttention", [q, k, v], [q.shape], {"scale": 0.125, **orders}, domain=INTERNAL_DOMAIN
+@pytest.mark.parametrize(
+    ("heads", "size", "queries", "keys", "dtype"),
+    [
+        (16, 64, 40, 40, "float32"),
+        (8, 64, 100, 700, "float32"),
+        (4, 64, 33, 530, "float64"),
+        (512, 37, 19, 21, "float32"),  # not a whole number of vectors
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_a_multiple_of_a_page_apart(
+    heads: int, size: int, queries: int, keys: int, dtype: str, causal: bool
+) -> None:
+    check_attention(
+        *(1, (heads, heads), (queries, keys), (16, size), ("bthd",) * 4, "none"),
+        *(causal, dtype, 2, [0.3]),
     )
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [3, 4])
