@@ -1,9 +1,9 @@
 """Conv and ConvTranspose for the reference.
 
 onnx.reference multiplies NaN and Inf between the taps of a dilated filter by 0, sums half precision
-in half precision, and takes a step of Python for each position, in versions before 1.22 for each
-element of the result. Its ConvTranspose splits the weights of groups along the wrong axis, ignores
-the padding that ``output_shape`` implies, and fails for a batch of 0.
+in half precision, and takes a step of Python for each position. Its ConvTranspose splits the
+weights of groups along the wrong axis, ignores the padding that ``output_shape`` implies, and fails
+for a batch of 0.
 """
 
 from __future__ import annotations

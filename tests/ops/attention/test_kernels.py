@@ -171,7 +171,7 @@ def test_rows_a_multiple_of_a_page_apart(
     heads: int, size: int, queries: int, keys: int, dtype: str, causal: bool
 ) -> None:
     check_attention(
-        *(1, (heads, heads), (queries, keys), (16, size), ("bthd",) * 4, "none"),
+        *(1, (heads, heads), (queries, keys), (16, size), ("bthd", "bthd", "bthd", "bthd"), "none"),
         *(causal, dtype, 2, [0.3]),
     )
 
