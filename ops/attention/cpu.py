@@ -29,6 +29,7 @@ from .fused_cpu import AttentionSpec, Heads, emit_attention, mask_steps, ordered
 
 # Estimate: fewer elements of the mask take less time than starting a thread.
 _MIN_ELEMENTS_PER_THREAD = 4096
+_MAX_WINDOW = 1 << 30  # keys; sums of larger ones with positions would not fit OpenCL's int
 
 
 @attrs.frozen
@@ -101,7 +102,7 @@ def decoder_attention(node: Node, low: Lowering) -> None:
         zero_unseen=True,
         starts=low.optional(4),
         sinks=low.optional(5),
-        window=int(node.attrs.get("window", 0)),
+        window=min(int(node.attrs.get("window", 0)), _MAX_WINDOW),
     )
     emit_attention(low, spec)
 

@@ -136,7 +136,7 @@ def test_sinks_of_another_size(wrong: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("device", ["CPU", "REFERENCE", "OPENCL"])
 @pytest.mark.parametrize("queries", [1, 3, 40])
-@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("window", [0, 4, 2**63 - 1])
 def test_positions_outside_of_the_keys(device: str, queries: int, window: int) -> None:
     """Positions are inputs: those before the first key count as 0, those after the last as it."""
     inputs = operands(4, (4, 2), (queries, 21), (8, 12), "none", "float32", starts=True)
