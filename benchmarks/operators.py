@@ -137,10 +137,11 @@ def measure(case: Case, peers: list[str]) -> Timed:
             results[name] = [np.array(value) for value in runs[name](feed)]
         except Exception:  # the peer does not support the operator
             runs.pop(name, None)
-    apart = [difference(results["subgraph"], results[name]) for name in runs if name != "subgraph"]
+    others = [name for name in runs if name != "subgraph"]
+    apart = [difference(results["subgraph"], results[name]) for name in others]
     # What returns other shapes computes something else, and its time says nothing.
-    for name in [*runs][1:]:
-        if math.isinf(difference(results["subgraph"], results[name])):
+    for name, distance in zip(others, apart, strict=True):
+        if math.isinf(distance):
             del runs[name]
     samples: dict[str, list[float]] = {name: [] for name in runs}
     start = time.process_time()

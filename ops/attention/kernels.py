@@ -18,6 +18,7 @@ from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.simd import call_kernel, ld, vec
 from subgraph.engine.codegen.tiling import TileBlock
+from subgraph.ops.movement.kernels import row_copy
 
 from .arguments import AttentionArguments, AttentionOperands
 from .panel_parts import (
@@ -27,7 +28,6 @@ from .panel_parts import (
     past_masker,
     query_packer,
     result_writer,
-    row_copier,
 )
 
 _tile_block = stack_block(TileBlock)
@@ -93,7 +93,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     """
     arguments = view_of(AttentionArguments)
     pack_queries, write = query_packer(dtype, lanes), result_writer(dtype, lanes)
-    copy_values = row_copier(dtype, lanes)
+    copy_value = row_copy(item_bytes(dtype))
     attend = _panel_attention(dtype, lanes, nv)
     item, width = item_bytes(dtype), nv * lanes
 
@@ -133,7 +133,9 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 v_block = v_at + key * (item if a.v_across != 0 else v_line)
                 if a.v_copy != 0:
                     copied = a.scratch + worker * a.scratch_bytes + a.v_copy
-                    copy_values(v_block, v_line, block_keys, values, copied)
+                    for value in range(block_keys):
+                        to = copied + value * values * item
+                        copy_value(to, v_block + value * v_line, values * item)
                     v_block, v_line = copied, values * item
                 for first in range(start, stop, width):
                     panel = first_panel + (first - start) // width * panel_bytes

@@ -136,28 +136,6 @@ def past_masker(dtype: str, lanes: int) -> Any:
     return mask_past
 
 
-def row_copier(dtype: str, lanes: int) -> Any:
-    """Return ``f(source, step, rows, size, to)``: copies rows of ``size`` elements, without gaps.
-
-    The rows are ``step`` bytes apart at ``source``.
-    """
-    v = vec(dtype, lanes)
-    load, store, load_n, store_n, item = v.load, v.store, v.load_n, v.store_n, v.itemsize
-
-    @register_jitable
-    def copy_rows(source: int, step: int, rows: int, size: int, to: int) -> None:
-        whole = size // lanes * lanes
-        for row in range(rows):
-            at, target = source + row * step, to + row * size * item
-            for d in range(0, whole * item, lanes * item):
-                store(target + d, load(at + d))
-            if whole < size:
-                rest = whole * item
-                store_n(target + rest, size - whole, load_n(at + rest, size - whole))
-
-    return copy_rows
-
-
 def block_softmax(dtype: str, lanes: int) -> Any:
     """Return ``f(scores, keys, vectors, state, later)``: the online softmax of a block.
 

@@ -29,6 +29,7 @@ from subgraph.ops.pool.windows import (
     require_kernel_shape,
     windows_of,
 )
+from subgraph.ops.shared.half_precision import in_float32
 
 from . import reference
 
@@ -207,7 +208,7 @@ declare(
     "Conv",
     requires=conv_operands,
     infer=convolution,
-    compute=reference.conv,
+    compute=in_float32(reference.conv),
     grows=True,
     batch=along(0),
 )

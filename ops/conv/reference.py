@@ -26,26 +26,19 @@ _LISTS = ("dilations", "kernel_shape", "output_padding", "output_shape", "pads",
 
 
 def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the convolution, of any rank; sums of float16 and bfloat16 are float32."""
+    """Return the convolution, of any rank."""
     node = without_empty_lists(node)
     x, weight = inputs[:2]
     rank = x.ndim - 2
-    dtype = _sum_dtype(x)
-    windows = placed_windows(node, x, weight.shape[2:]).over(x.astype(dtype), 0)
+    windows = placed_windows(node, x, weight.shape[2:]).over(x, 0)
     groups = int(node.attrs.get("group", 1))
     axes = [1, *range(2 + rank, 2 + 2 * rank)], [1, *range(2, 2 + rank)]
-    weights = np.split(weight.astype(dtype), groups)
-    parts = zip(np.split(windows, groups, 1), weights, strict=True)
+    parts = zip(np.split(windows, groups, 1), np.split(weight, groups), strict=True)
     found = [np.moveaxis(np.tensordot(part, each, axes), -1, 1) for part, each in parts]
     result = np.concatenate(found, axis=1)
     if len(inputs) > 2 and inputs[2] is not None:
-        result = result + inputs[2].astype(dtype).reshape(-1, *[1] * rank)
-    return [result.astype(x.dtype)]
-
-
-def _sum_dtype(x: Array) -> np.dtype[Any]:
-    """Return the dtype of the sums over ``x``."""
-    return x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
+        result = result + inputs[2].reshape(-1, *[1] * rank)
+    return [result]
 
 
 def without_empty_lists(node: Node) -> Node:
@@ -100,7 +93,7 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
     pads = _numbers(node, "pads", [0] * 2 * rank)
     places: tuple[int, ...] = x.shape[2:]
     taps: tuple[int, ...] = weight.shape[2:]
-    dtype = _sum_dtype(x)
+    dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
     images, each, made = x.shape[0], x.shape[1] // groups, weight.shape[1]
     data = x.astype(dtype).reshape(images, groups, each, math.prod(places))
     filters = weight.astype(dtype).reshape(groups, each, made, math.prod(taps))

@@ -429,7 +429,7 @@ def _key_of(
     types: Sequence[ValueType | None],
     known: Sequence[Array | None],
 ) -> Any:
-    """Return all that a body may depend on, None if nodes with equal bodies cannot be told.
+    """Return all that a body may depend on; None if attributes or types have no equality for it.
 
     The arguments are those of `_body_of`.
     """
