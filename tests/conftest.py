@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,16 +33,45 @@ def _no_compile_workers_in_parallel_runs() -> None:  # pyright: ignore[reportUnu
         compile_workers._MAX_WORKERS = 0  # pyright: ignore[reportConstantRedefinition]
 
 
+def _path_of_stacks(run: str, worker: str) -> Path:
+    """Return the file for the stacks of a worker of a parallel run."""
+    return Path(tempfile.gettempdir(), f"subgraph-tests-{run}-{worker}.txt")
+
+
+@pytest.fixture(scope="session")
+def _file_of_stacks(pytestconfig: pytest.Config) -> Iterator[Any]:  # pyright: ignore[reportUnusedFunction]
+    """Yield the file to which the stacks go if a test ends the process."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield pytestconfig.stash.get(fault_handler_stderr_fd_key, 2)
+        return
+    path = _path_of_stacks(os.environ["PYTEST_XDIST_TESTRUNUID"], os.environ["PYTEST_XDIST_WORKER"])
+    with path.open("wb") as file:
+        yield file
+        faulthandler.disable()
+    path.unlink()
+
+
 @pytest.fixture(autouse=True)
-def _stacks_at_a_crash(pytestconfig: pytest.Config) -> None:  # pyright: ignore[reportUnusedFunction]
-    """Print Python's stacks if a test ends the process.
+def _stacks_at_a_crash(_file_of_stacks: Any) -> None:  # pyright: ignore[reportUnusedFunction]
+    """Write Python's stacks if a test ends the process.
 
     The LLVM of an OpenCL driver puts handlers of its own in the place of pytest's: a process that
     aborts says nothing then.
     """
-    if faulthandler.is_enabled():
-        faulthandler.disable()
-        faulthandler.enable(file=pytestconfig.stash.get(fault_handler_stderr_fd_key, 2))
+    faulthandler.disable()
+    faulthandler.enable(file=_file_of_stacks)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: Any) -> None:
+    """Add the status and the stacks of a worker that crashed to the report of its test."""
+    worker = report.node
+    status = worker.gateway._io.popen.wait(60)
+    ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    path = _path_of_stacks(worker.workerinput["testrunuid"], worker.gateway.id)
+    stacks = path.read_text(errors="replace") if path.exists() else ""
+    path.unlink(missing_ok=True)
+    report.longrepr = f"{ending}: {report.longrepr}\n{stacks}"
 
 
 @pytest.fixture(scope="module")
