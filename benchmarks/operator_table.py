@@ -422,6 +422,8 @@ def contributed() -> Iterator[Case]:
         for window in (-1, 128):
             options["local_window_size"] = window
             yield of("GroupQueryAttention", *added, *cache, *ends, outputs=3, **options)
+        bounded = {**options, "local_window_size": -1, "softcap": 50.0}  # as Gemma 2
+        yield of("GroupQueryAttention", *added, *cache, *ends, outputs=3, **bounded)
     table = bytes_(32000, 1024), i(32000, 1, 128), weight(32000, 64)
     yield of("GatherBlockQuantized", *table, block_size=32, quantize_axis=1)
     for rows in (1, 128):

@@ -40,6 +40,8 @@ class AttentionOperands(KernelArguments):
         sink_head: Stride of the sinks between heads.
         sink_row: Between queries, if those are heads that share their keys; else 0.
         scale: Factor of the scores.
+        softcap: Bound c of the scores, before the mask is added: the kernel computes
+            ``c * tanh(score)``, and ``scale`` has the factor 1 / c. 0: no bound.
         causal: Whether query i sees keys up to ``i + offset`` only (1).
         offset: Keys before the first query.
         starts: Instead of ``offset`` one int64 for each sample; 0: there are none.
@@ -78,6 +80,7 @@ class AttentionOperands(KernelArguments):
     sink_head: int
     sink_row: int
     scale: float
+    softcap: float
     causal: int
     offset: int
     starts: Address
@@ -116,8 +119,9 @@ class AttentionArguments(PanelAttentionArguments):
 
     A worker's scratch has rows of ``nv * lanes`` elements, one for each query of a panel: for each
     panel of a unit ``key_size + value_size + 3`` (queries, results; maximum, sum and factor of the
-    softmax), then one for each key of a block and one for the sink (scores). Behind them is room
-    for the values of a block of keys, ``value_size`` elements each, if they are copied.
+    softmax), then one for each key of a block and one for the sink (scores). If scores are bounded
+    and there is a mask, as many rows hold the mask of a block. Behind them is room for the values
+    of a block of keys, ``value_size`` elements each, if they are copied.
 
     Attributes:
         k_panel: The panel (``subgraph.engine.codegen.panel``) for K's kind of lines.

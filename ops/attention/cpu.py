@@ -1,6 +1,6 @@
 """ONNX's Attention on the CPU device: caches, grouped heads, every kind of mask, softcap, scores.
 
-The fused kernel, which stores no scores, runs it unless scores are an output or have a softcap;
+The fused kernel, which stores no scores, runs it unless scores are an output;
 those are lowered to MatMul, Softmax and MatMul.
 """
 
@@ -73,12 +73,14 @@ def attention(node: Node, low: Lowering) -> None:
     causal = bool(node.attrs.get("is_causal", 0))
     softcap = float(node.attrs.get("softcap", 0.0))
     mask, flags = _mask(node, low, sizes, causal, always=False)
-    if len(low.outputs) < 4 and softcap == 0.0:
+    if len(low.outputs) < 4:
         # A mask that `_mask` wrote holds causality already.
         causal = causal and mask is low.optional(3)
         # A node with a subgraph was fused from a Softmax, which gives NaN where no key is seen.
         zero_unseen = node.subgraph is None
-        spec = AttentionSpec(q, k, v, out, mask, scale, causal, sizes.past, zero_unseen)
+        spec = AttentionSpec(
+            *(q, k, v, out, mask, scale, causal, sizes.past, zero_unseen), softcap=softcap
+        )
         emit_attention(low, spec)
         return
     if flags is None:
@@ -103,6 +105,7 @@ def decoder_attention(node: Node, low: Lowering) -> None:
         starts=low.optional(4),
         sinks=low.optional(5),
         window=min(int(node.attrs.get("window", 0)), _MAX_WINDOW),
+        softcap=float(node.attrs.get("softcap", 0.0)),
     )
     emit_attention(low, spec)
 

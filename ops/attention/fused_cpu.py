@@ -106,6 +106,7 @@ class AttentionSpec:
         sinks: The score of a further key, without value, for each head of Q; None: there is none.
         starts: Instead of ``offset``, one int64 for each sample; None: there are none.
         window: Keys that a causal query sees at most, the last ones; 0: no limit.
+        softcap: Bound c of the scores before the mask is added, ``c * tanh(score / c)``; 0: none.
     """
 
     q: Heads
@@ -120,6 +121,7 @@ class AttentionSpec:
     sinks: Operand | None = None
     starts: Operand | None = None
     window: int = 0
+    softcap: float = 0.0
 
 
 @lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
@@ -169,8 +171,8 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     if _has_few_queries(r, of, steps):
         _emit_few_queries(low, r, of, steps)
         return
-    # The kernel of matrix tiles knows neither sinks nor windows; the other one computes in float32.
-    plain = r.sinks is None and not r.window
+    # The kernel of matrix tiles knows no sinks, windows or bounds; the other computes in float32.
+    plain = r.sinks is None and not r.window and not r.softcap
     if plain and (matrix := matrix_tiles(low, of.dtype)) is not None:
         _emit_matrix_attention(low, r, matrix, steps)
         return
@@ -183,7 +185,12 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     units = batch * heads * -(-panels // unit_panels)
     flops = 2 * batch * heads * queries * keys * (depth + values)
     low.emit(
-        Kernel("subgraph.ops.attention.kernels", "attention", **of.variant),
+        Kernel(
+            "subgraph.ops.attention.kernels",
+            "attention",
+            **of.variant,
+            bounded=r.softcap != 0,
+        ),
         _arguments(low, r, of, steps, unit_panels),
         units,
         # A vector takes as long with fewer queries than fill it.
@@ -247,7 +254,8 @@ def _arguments(
     """
     depth, (_, _, keys, values) = r.q.sizes[3], r.v.sizes
     block = _keys_per_block(of, keys)
-    elements = ((depth + values + 3) * unit_panels + block + 1) * of.width
+    rows = (block + 1) * (2 if r.softcap and r.mask is not None else 1)
+    elements = ((depth + values + 3) * unit_panels + rows) * of.width
     copies = _is_aliased(r, of)
     return AttentionArguments(
         **_panel_arguments(r, of, mask_steps, block, unit_panels),
@@ -312,7 +320,8 @@ def _operands_and_strides(
         "key_size": r.q.sizes[3],
         "value_size": r.v.sizes[3],
         "mask_key": mask[3] * of.item,
-        "scale": r.scale,
+        "scale": r.scale / r.softcap if r.softcap else r.scale,
+        "softcap": r.softcap,
         "causal": int(r.causal),
         "offset": r.offset,
         "starts": r.starts or 0,
@@ -373,6 +382,7 @@ def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence
             dtype=of.dtype,
             lanes=of.lanes,
             across=r.k.steps[3] != 1,
+            bounded=r.softcap != 0,
         ),
         arguments,
         batch * heads,

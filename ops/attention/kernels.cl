@@ -1,7 +1,8 @@
 // Attention: softmax(scale * Q K' + mask) V, with running maximum and sum over blocks of BLOCK
 // keys, so scores are never stored. DEPTH, VALUES: sizes of a head; ZERO_UNSEEN: a query that sees
 // no key gives 0, not NaN; SINKS: each head has a further key without value, whose score is in
-// ``sinks``; STARTS: samples have offsets of their own. T: element.
+// ``sinks``; STARTS: samples have offsets of their own; BOUNDED: scores s are softcap * tanh(s)
+// before the mask is added. T: element.
 
 #if defined(DEPTH)
 #define STEPS(name) int name##_b, int name##_h, int name##_t, int name##_d
@@ -10,7 +11,7 @@
       int v0, __global T *out, int out0, __global const T *mask, int mask0,                    \
       __global const T *sinks, int sinks0, __global const long *starts, int starts0, int keys, \
       int heads, int sharing, STEPS(q), STEPS(k), STEPS(v), STEPS(o), STEPS(m), T scale,       \
-      int causal, int offset, int window
+      T softcap, int causal, int offset, int window
 // Find the query and its head, and advance the pointers to their rows. The queries of all heads are
 // numbered along one dimension, those of each head rounded up to work-groups.
 // Work-items after the last query read query 0 and write nothing: on a GPU they have to reach the
@@ -35,8 +36,11 @@
 #endif
 
 // The score of a key, from the product of query and key.
-T seen_score(T score, int key, int position, __global const T *mask, int m_d, int causal,
-             int window) {
+T seen_score(T score, int key, int position, __global const T *mask, int m_d, T softcap,
+             int causal, int window) {
+#if BOUNDED
+  score = softcap * tanh(score);
+#endif
 #if MASKED
   score += mask[key * m_d];
 #endif
@@ -72,7 +76,8 @@ __kernel void attention(ARGUMENTS) {
       for (; d < DEPTH; d++) parts[0] += mine[d] * key[d * k_d];
       T score = ((parts[0] + parts[1]) + (parts[2] + parts[3])) +
                 ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-      scores[j] = seen_score(score, first + j, row + offset, mask, m_d, causal, window);
+      scores[j] = seen_score(score, first + j, row + offset, mask, m_d, softcap, causal,
+                             window);
       best = scores[j] > best ? scores[j] : best;
       seen |= scores[j] != -INFINITY;
     }
@@ -150,7 +155,8 @@ __kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention
       V4 sum = 0;
       for (int d = 0; d < DEEP; d++) sum = asked[d] * key_block[j][d] + sum;
       T score = (sum.s0 + sum.s1) + (sum.s2 + sum.s3);
-      scores[i] = seen_score(score, first + j, row + offset, mask, m_d, causal, window);
+      scores[i] = seen_score(score, first + j, row + offset, mask, m_d, softcap, causal,
+                             window);
       best = scores[i] > best ? scores[i] : best;
       seen |= scores[i] != -INFINITY;
     }

@@ -28,6 +28,8 @@ from .panel_parts import (
     past_masker,
     query_packer,
     result_writer,
+    score_adder,
+    score_bounder,
 )
 
 _tile_block = stack_block(TileBlock)
@@ -82,7 +84,9 @@ def visible_keys(a: AttentionOperands, last: int, offset: int) -> int:
     return max(min(a.keys, last + offset), 1) if a.causal != 0 else a.keys
 
 
-def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+def attention(
+    *, dtype: str, lanes: int, mr: int, nv: int, bounded: bool = False
+) -> Callable[..., None]:
     """Return the kernel of `AttentionArguments`.
 
     Args:
@@ -90,11 +94,12 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         lanes: Elements of a vector.
         mr: Most rows of a panel's tile.
         nv: Vectors of a row of a panel: a panel is ``nv * lanes`` queries.
+        bounded: Whether scores have a bound, ``softcap``.
     """
     arguments = view_of(AttentionArguments)
     pack_queries, write = query_packer(dtype, lanes), result_writer(dtype, lanes)
     copy_value = row_copy(item_bytes(dtype))
-    attend = _panel_attention(dtype, lanes, nv)
+    attend = _panel_attention(dtype, lanes, nv, bounded)
     item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -156,7 +161,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     return kernel
 
 
-def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
+def _panel_attention(dtype: str, lanes: int, nv: int, bounded: bool) -> Any:
     """Return ``f(a, t, panel, first, key, keys, limit, later, where)``.
 
     ``panel`` is the panel's scratch: its queries, its results, the state of its softmax. ``first``
@@ -164,9 +169,11 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
     of ``key`` less that of query 0, and ``later`` whether the head had a block before. ``where``
     are addresses: K of the head, the block's first value and the distance of values, mask and sink
     (0: none) of the head, and scratch for the scores of (keys + 1) * queries.
+    ``bounded`` is that of `attention`.
     """
     write_mask, mask_past = mask_writer(dtype, lanes), past_masker(dtype, lanes)
     mask_future = future_masker(dtype, lanes)
+    bound_scores, add_to_scores = score_bounder(dtype, lanes), score_adder(dtype, lanes)
     softmax, item = block_softmax(dtype, lanes), item_bytes(dtype)
     store, splat, load1 = vec(dtype, lanes).store, vec(dtype, lanes).splat, ld(dtype)
     size, width, row = lanes * item, nv * lanes, nv * lanes * item
@@ -200,7 +207,11 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
             # A mask that all queries share is one number for each key, which is a row of the panel:
             # the product adds it as a bias, without a copy. Any other mask is written to where the
             # scores go, and the product is added to it.
-            if step == 0 and key_step == item:
+            # A bound applies to the scores without the mask, which waits beside them.
+            if bounded:
+                beside = scores + (a.keys_block + 1) * row
+                write_mask(at, step, key_step, count, keys, beside)
+            elif step == 0 and key_step == item:
                 t.row_bias = at
             else:
                 write_mask(at, step, key_step, count, keys, scores)
@@ -213,6 +224,11 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         t.c = scores
         t.steps = depth
         call_kernel(a.k_panel, t, keys, vectors, 0)
+        if bounded:
+            end = scores + keys * vectors * size
+            bound_scores(scores, end, a.softcap)
+            if mask != 0:
+                add_to_scores(scores, end, scores + (a.keys_block + 1) * row)
         if a.causal != 0:
             mask_future(limit - first, keys, vectors, scores)
         if a.window != 0:

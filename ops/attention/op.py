@@ -235,7 +235,7 @@ def decoder_attention_operands(
     it sees the keys up to its position, with ``window`` besides only as many of them, the last
     ones. A *sink* (Xiao et al., "Efficient streaming language models with attention sinks", 2023)
     is one more key of each head that takes weight by a score of its own, to which neither scale nor
-    mask applies, and whose value is 0. A query that sees no key gives 0.
+    mask applies, nor ``softcap``, and whose value is 0. A query that sees no key gives 0.
 
     Args:
         node: The DecoderAttention, with attributes of Attention, and ``window`` (0: no limit).
@@ -298,8 +298,8 @@ def decoder_attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[A
     of_sinks = np.broadcast_to(of_sinks.reshape(1, -1, 1, 1), (*scores[:3], 1))
     mask = np.concatenate([added, of_sinks], axis=3)
     k, v = (np.pad(x, [(0, 0), (0, 0), (0, 1), (0, 0)]) for x in (k, v))
-    scale = {name: node.attrs[name] for name in ("scale",) if name in node.attrs}
-    plain = Node("Attention", [*node.inputs[:3], node.inputs[0]], version=24, attrs=scale)
+    same: dict[str, Any] = {k: node.attrs[k] for k in ("scale", "softcap") if k in node.attrs}
+    plain = Node("Attention", [*node.inputs[:3], node.inputs[0]], version=24, attrs=same)
     y = attention_reference(plain, [q, k, v, mask])[0]
     return [y if rank == 4 else y.swapaxes(1, 2).reshape(*y.shape[::2], -1)]
 

@@ -64,6 +64,7 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     source = program(
         "attention/kernels",
         BLOCK=block,
+        BOUNDED=int(r.softcap != 0),
         DEPTH=depth,
         MASKED=int(r.mask is not None),
         PARTS=parts,
@@ -80,7 +81,9 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     arguments += [keys, heads, heads // kv_heads]
     for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
         arguments += of
-    arguments += [number(dtype, r.scale), int(r.causal), r.offset, r.window]
+    scale = r.scale / r.softcap if r.softcap else r.scale
+    arguments += [number(dtype, scale), number(dtype, r.softcap)]
+    arguments += [int(r.causal), r.offset, r.window]
     low.launch(
         source,
         "attention",

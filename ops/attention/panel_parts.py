@@ -65,6 +65,35 @@ def query_packer(dtype: str, lanes: int) -> Any:
     return pack_queries
 
 
+def score_bounder(dtype: str, lanes: int) -> Any:
+    """Return ``f(begin, end, bound)``, which replaces scores s by ``bound * tanh(s)``.
+
+    The addresses are those of the first score and after the last one; scores are whole vectors.
+    """
+    v, tanh = vec(dtype, lanes), function("tanh", dtype, lanes)
+    load, store, splat, size = v.load, v.store, v.splat, lanes * v.itemsize
+
+    @register_jitable
+    def bound_scores(begin: int, end: int, bound: float) -> None:
+        for at in range(begin, end, size):
+            store(at, tanh(load(at)) * splat(bound))
+
+    return bound_scores
+
+
+def score_adder(dtype: str, lanes: int) -> Any:
+    """Return ``f(begin, end, added)``, which adds as many numbers at ``added`` to scores."""
+    v = vec(dtype, lanes)
+    load, store, size = v.load, v.store, lanes * v.itemsize
+
+    @register_jitable
+    def add_to_scores(begin: int, end: int, added: int) -> None:
+        for at in range(begin, end, size):
+            store(at, load(at) + load(added + at - begin))
+
+    return add_to_scores
+
+
 def mask_writer(dtype: str, lanes: int) -> Any:
     """Return ``f(mask, step, key_step, count, keys, scores)``, which writes a mask to the scores.
 

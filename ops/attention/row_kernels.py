@@ -18,16 +18,20 @@ from subgraph.engine.codegen.vmath import function
 
 from .arguments import FewQueriesArguments
 from .kernels import first_position, head_operands, visible_keys
+from .panel_parts import score_bounder
 from .row_products import row_products
 
 
-def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
+def few_queries(
+    *, dtype: str, lanes: int, across: bool, bounded: bool = False
+) -> Callable[..., None]:
     """Return the kernel of `FewQueriesArguments`.
 
     Args:
         dtype: Of the elements, ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
         across: Adjacent in K are the keys, for each of their elements; else the elements of a key.
+        bounded: Whether scores have a bound, ``softcap``.
     """
     arguments = view_of(FewQueriesArguments)
     v = vec(dtype, lanes)
@@ -36,7 +40,7 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
     item = item_bytes(dtype)
     along_rows, along_columns = row_products(dtype, lanes)
     score = _scorer(dtype, lanes, across, along_rows, along_columns)
-    soften = _softmax_row(dtype, lanes)
+    soften, bound_scores = _softmax_row(dtype, lanes), score_bounder(dtype, lanes)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -61,6 +65,8 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
             row = room * item
             out = a.y + batch * a.y_batch + head * a.y_head
             score(a, q, k, keys, scores, row)
+            if bounded:
+                bound_scores(scores, scores + queries * row, a.softcap)
             for i in range(queries):
                 # The product of the weights and V adds to the output, which holds arbitrary bytes
                 # before.

@@ -264,10 +264,11 @@ def group_query_attention(call: Call) -> Results:
     # In a prompt of sequences of several lengths the shorter ones are padded at their ends, so that
     # they have more queries than positions and still begin at 0.
     starts = call.Max(call.Sub(ends, count), call.constant(0, "int64"))
-    query_positions = call.Add(call.Unsqueeze(starts, axes(call, 1)), positions_below(call, count))
     if call.attribute("do_rotary"):
         positions = call.input("position_ids")
-        positions = query_positions if positions is None else positions
+        if positions is None:
+            first = call.Unsqueeze(starts, axes(call, 1))
+            positions = call.Add(first, positions_below(call, count))
         query = _rotated(call, query, positions, heads)
         key = _rotated(call, key, positions, kv_heads)
     new = [
@@ -287,7 +288,7 @@ def group_query_attention(call: Call) -> Results:
         (heads, kv_heads),
         # 0 means the default, 1 / sqrt(size), which the standard has for a missing attribute.
         scale=call.attribute("scale") or None,
-        **_visibility(call, new[0], query_positions, starts, heads, past_key is None),
+        **_visibility(call, new[0], starts, heads, past_key is None),
     )
     return [made[0], *new]
 
@@ -349,16 +350,13 @@ def _updated_cache(call: Call, past: Any, new: Any, missing: Any, starts: Any) -
     return call.TensorScatter(call.Concat(past, zeros, axis=2), new, starts, axis=2)
 
 
-def _visibility(
-    call: Call, keys: Any, query_positions: Any, starts: Any, heads: int, fresh: bool
-) -> dict[str, Any]:
+def _visibility(call: Call, keys: Any, starts: Any, heads: int, fresh: bool) -> dict[str, Any]:
     """Return which keys queries see, as arguments of `attend`.
 
     Args:
         call: The node.
         keys: All keys.
-        query_positions: Positions of the queries, [batch, queries].
-        starts: Those of the first ones, [batch].
+        starts: Positions of the first queries, [batch].
         heads: Heads of queries.
         fresh: Whether there is no cache: positions begin at 0.
     """
@@ -367,28 +365,10 @@ def _visibility(
         raise call.unsupported("causal=0 and a cache or bias")
     window = max(int(call.attribute("local_window_size")), 0) if causal else 0
     sinks, softcap = _sinks(call, keys, heads), call.attribute("softcap")
-    found: dict[str, Any] = {"mask": bias, "is_causal": int(causal)}
+    found: dict[str, Any] = {"mask": bias, "is_causal": int(causal), "softcap": softcap}
     if fresh and not window and sinks is None:
-        return found | {"softcap": softcap}
-    if not softcap:
-        return found | {"positions": (None if fresh else starts, sinks, window)}
-    if sinks is not None:
-        raise call.unsupported("softcap and sinks")
-    # The standard's operator has a softcap, but knows no positions.
-    mask = _causal_mask(call, keys, query_positions, window, bias)
-    return {"mask": mask, "is_causal": 0, "softcap": softcap}
-
-
-def _causal_mask(call: Call, keys: Any, query_positions: Any, window: int, bias: Any) -> Any:
-    """Return the mask that hides keys after a query, or too far before it (0: never)."""
-    queries = call.Unsqueeze(query_positions, axes(call, 1, 3))
-    position = positions_below(call, dimension(call, keys, 2))
-    allowed = call.LessOrEqual(position, queries)
-    if window:
-        allowed = call.And(allowed, call.Greater(position, call.Sub(queries, window)))
-    if bias is None:
-        return allowed
-    return call.Where(allowed, bias, call.constant(float("-inf"), call.dtype(bias)))
+        return found
+    return found | {"positions": (None if fresh else starts, sinks, window)}
 
 
 def masked_operands(

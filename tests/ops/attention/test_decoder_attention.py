@@ -1,4 +1,4 @@
-"""DecoderAttention against float64 NumPy, on kernels and on devices: positions, windows, sinks."""
+"""DecoderAttention against float64 NumPy: positions, windows, sinks and bounds of scores."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.kernels import run_node
 
 
-def reference(inputs: list[Any], scale: float, causal: bool, window: int = 0) -> Array:
+def reference(
+    inputs: list[Any], scale: float, causal: bool, window: int = 0, softcap: float = 0.0
+) -> Array:
     """Return the result in float64, by weights of all keys and of the sink."""
     q, k, v, mask, starts, sinks = inputs
     share = q.shape[1] // k.shape[1]
     q, k, v = q.astype(float), k.astype(float).repeat(share, 1), v.astype(float).repeat(share, 1)
     scores = q @ k.swapaxes(2, 3) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
     if mask is not None and mask.dtype == bool:
         scores = np.where(mask, scores, -np.inf)
     elif mask is not None:
@@ -73,28 +77,31 @@ def operands(
     sinks=st.booleans(),
     causal=st.booleans(),
     window=st.sampled_from([0, 0, 1, 5, 20, 300]),
+    softcap=st.sampled_from([0.0, 0.25, 2.0]),
     threads=st.integers(1, 3),
 )
-def test_kernels(causal: bool, window: int, threads: int, **drawn: Any) -> None:
+def test_kernels(causal: bool, window: int, softcap: float, threads: int, **drawn: Any) -> None:
     inputs = operands(**drawn)
     q, v = inputs[0], inputs[2]
     window *= causal
-    attributes = {"scale": 0.3, "is_causal": int(causal), "window": window}
+    attributes = {"scale": 0.3, "is_causal": int(causal), "window": window, "softcap": softcap}
     shape = (*q.shape[:3], v.shape[3])
     (got,) = run_node(
         "DecoderAttention", inputs, [shape], attributes, domain=INTERNAL_DOMAIN, threads=threads
     )
-    np.testing.assert_allclose(got, reference(inputs, 0.3, causal, window), rtol=1e-4, atol=1e-5)
+    expected = reference(inputs, 0.3, causal, window, softcap)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["CPU", "REFERENCE", "OPENCL"])
 @pytest.mark.parametrize("rank", [3, 4])
 @pytest.mark.parametrize("mask", ["none", "bool", "float"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_devices(device: str, rank: int, mask: str, dtype: str) -> None:
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_devices(device: str, rank: int, mask: str, dtype: str, softcap: float) -> None:
     inputs = operands(2, (4, 2), (9, 21), (8, 12), mask, dtype, starts=True)
-    expected = reference(inputs, 8**-0.5, True, 6)
-    attributes: dict[str, Any] = {"is_causal": 1, "window": 6}
+    expected = reference(inputs, 8**-0.5, True, 6, softcap)
+    attributes: dict[str, Any] = {"is_causal": 1, "window": 6, "softcap": softcap}
     if rank == 3:
         inputs[:3] = [x.swapaxes(1, 2).reshape(2, x.shape[2], -1) for x in inputs[:3]]
         expected = expected.swapaxes(1, 2).reshape(2, 9, -1)

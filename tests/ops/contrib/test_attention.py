@@ -185,6 +185,7 @@ def test_group_query_attention(
         {"scale": 0.2},
         {"smooth_softmax": 1},
         {"smooth_softmax": 1, "local_window_size": 2},
+        {"smooth_softmax": 1, "softcap": 3.0},
     ):
         check("GroupQueryAttention", inputs, constants=[6, 7, 8], **form, **option, **CLOSE)
     sinks = [*inputs, *[None] * (11 - len(inputs)), normal(G, seed=9)]
@@ -197,6 +198,7 @@ def test_group_query_attention_with_scores_and_norms() -> None:
     form |= {"outputs": [True] * 3, "constants": [6]}
     scores = normal(1, 1, 3, 9, seed=8)
     check("GroupQueryAttention", [*inputs, None, scores], **form)
+    check("GroupQueryAttention", [*inputs, None, scores], **form, softcap=2.0)
     positions = np.array([[6, 7, 8]])
     check("GroupQueryAttention", [*inputs, positions], **form)
 
