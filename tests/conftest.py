@@ -33,9 +33,9 @@ def _no_compile_workers_in_parallel_runs() -> None:  # pyright: ignore[reportUnu
         compile_workers._MAX_WORKERS = 0  # pyright: ignore[reportConstantRedefinition]
 
 
-def _path_of_stacks(run: str, worker: str) -> Path:
-    """Return the file for the stacks of a worker of a parallel run."""
-    return Path(tempfile.gettempdir(), f"subgraph-tests-{run}-{worker}.txt")
+def _path_of_stacks(process: int) -> Path:
+    """Return the file for the stacks of a worker of a parallel run, by its process id."""
+    return Path(tempfile.gettempdir(), f"subgraph-tests-{process}.txt")
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def _file_of_stacks(pytestconfig: pytest.Config) -> Iterator[Any]:  # pyright: i
     if "PYTEST_XDIST_WORKER" not in os.environ:
         yield pytestconfig.stash.get(fault_handler_stderr_fd_key, 2)
         return
-    path = _path_of_stacks(os.environ["PYTEST_XDIST_TESTRUNUID"], os.environ["PYTEST_XDIST_WORKER"])
+    path = _path_of_stacks(os.getpid())
     with path.open("wb") as file:
         yield file
         faulthandler.disable()
@@ -65,10 +65,10 @@ def _stacks_at_a_crash(_file_of_stacks: Any) -> None:  # pyright: ignore[reportU
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(report: Any) -> None:
     """Add the status and the stacks of a worker that crashed to the report of its test."""
-    worker = report.node
-    status = worker.gateway._io.popen.wait(60)
+    worker = report.node.gateway._io.popen
+    status = worker.wait(60)
     ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-    path = _path_of_stacks(worker.workerinput["testrunuid"], worker.gateway.id)
+    path = _path_of_stacks(worker.pid)
     stacks = path.read_text(errors="replace") if path.exists() else ""
     path.unlink(missing_ok=True)
     report.longrepr = f"{ending}: {report.longrepr}\n{stacks}"
