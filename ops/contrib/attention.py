@@ -58,7 +58,8 @@ def key_mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
     Args:
         call: The node.
         mask: 0 and 1, [batch, keys] or [batch, queries, keys]; or positions: [batch] at which keys
-            end, or [2 * batch] at which they end and then at which they begin.
+            end, [2 * batch] at which they end and then at which they begin, or [3 * batch + 2] at
+            which they end and then sums for kernels without padding.
         keys: Number of keys, a scalar.
         batch: Number of batches, None if it is not known.
     """
@@ -77,6 +78,8 @@ def key_mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
     # has twice the batches, which the requirement `all_batches` refuses in a run.
     if count == batch or not (isinstance(count, int) and isinstance(batch, int)):
         return call.Less(position, spread(mask))
+    if count == 3 * batch + 2:
+        return call.Less(position, spread(call.Slice(mask, axes(call, 0), axes(call, batch))))
     if count != 2 * batch:
         raise call.unsupported(f"a mask of {count} positions for {batch} batches")
     ends, starts = call.Split(mask, axis=0, num_outputs=2, outputs=2)
@@ -361,16 +364,43 @@ def multi_head_attention(call: Call) -> Results:
     if padding is not None:
         allowed = key_mask(call, padding, keys, call.shape(operands[0])[0])
         mask = mask_scores(call, allowed, call.dtype(operands[0]))
+    is_causal = bool(call.attribute("unidirectional"))
+    if is_causal and not _has_as_many_keys(call, *operands[:2]):
+        mask, is_causal = added(call, _last_queries(call, operands[0], keys, past_key), mask), False
     return attend(
         call,
         operands,
         (heads, heads),
         mask=added(call, mask, scores),
         past=(past_key, past_value),
-        requires="all_keys" if mask is None else "all_batches",
-        is_causal=call.attribute("unidirectional"),
+        requires="all_keys" if padding is None else "all_batches",
+        is_causal=int(is_causal),
         scale=call.attribute("scale") or None,  # 0 means the default
     )
+
+
+def _has_as_many_keys(call: Call, query: Any, key: Any) -> bool:
+    """Return whether there are known to be as many new keys as queries."""
+    queries, keys = call.shape(query)[1], call.shape(key)[1 if call.rank(key) == 3 else 2]
+    return queries is not None and queries == keys
+
+
+def _last_queries(call: Call, query: Any, keys: Any, past: Any) -> Any:
+    """Return what hides later keys from queries that are the last positions, [queries, keys].
+
+    Args:
+        call: The node.
+        query: Queries [batch, positions, heads * size].
+        keys: Number of cached and new keys, a scalar.
+        past: Cached keys, which all queries see; None: there are none.
+    """
+    queries = dimension(call, query, 1)
+    least = call.constant(0, "int64") if past is None else dimension(call, past, 2)
+    first = call.Max(call.Sub(keys, queries), least)
+    position = call.Add(call.Unsqueeze(positions_below(call, queries), axes(call, 1)), first)
+    seen = call.LessOrEqual(positions_below(call, keys), position)
+    dtype = call.dtype(query)
+    return call.Where(seen, call.constant(0, dtype), call.constant(float("-inf"), dtype))
 
 
 def unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[Any]:

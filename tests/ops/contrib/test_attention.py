@@ -28,6 +28,7 @@ def masks(past: int = 0) -> dict[str, Array]:
     return {
         "ends": np.array([keys, keys - 2], np.int32),
         "ends and starts": np.array([keys, keys - 1, 1, 0], np.int32),
+        "ends and sums": np.array([keys, keys - 2, 0, S, 2 * S, 0, keys, 2 * keys - 2], np.int32),
         "keys": np.ascontiguousarray(raw[:, 0]),
         "queries": raw,
         "nothing": np.zeros((B, keys), np.int32),
@@ -97,7 +98,7 @@ def test_quantised_attention(mask: str | None, past: int, zero: bool) -> None:
     check("QAttention", inputs, constants=[1, 2, 3, 4, 6, 7], **form, **CLOSE)
 
 
-@pytest.mark.parametrize("mask", [None, "ends", "keys", "queries"])
+@pytest.mark.parametrize("mask", [None, "ends", "ends and sums", "keys", "queries"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("keys", [S, 7])
 def test_multi_head_attention(mask: str | None, bias: bool, keys: int) -> None:
@@ -119,6 +120,34 @@ def test_multi_head_attention_with_a_cache(mask: str | None, causal: int) -> Non
     form: dict[str, Any] = {"num_heads": N, "unidirectional": causal, **CLOSE}
     check("MultiHeadAttention", inputs, outputs=[True] * 3, **form)
     check("MultiHeadAttention", inputs[:3], outputs=[True] * 3, **form)
+
+
+@pytest.mark.parametrize(("split", "symbolic"), [(False, False), (False, True), (True, False)])
+def test_fewer_causal_queries_than_keys(split: bool, symbolic: bool) -> None:
+    """The queries are the last positions, also if keys were cached outside of the operator.
+
+    ONNX Runtime hides later keys from all queries but the last one as if they were the first.
+    """
+    form: dict[str, Any] = {"num_heads": N, "unidirectional": 1, **CLOSE}
+    q, k, v = normal(B, S, H), normal(B, N, 7, D, seed=1), normal(B, N, 7, D, seed=2)
+    rows = [x.swapaxes(1, 2).reshape(B, 7, H) for x in (k, v)]
+    keys = [k, v] if split else rows
+    masked = [None, masks(2)["keys"]]
+    for more in ([], masked):
+        check("MultiHeadAttention", [q[:, -1:], *keys, *more], symbolic=symbolic, **form)
+        cached = [
+            q,
+            *(x[:, 2:] for x in rows),
+            *(more or [None, None]),
+            None,
+            k[:, :, :2],
+            v[:, :, :2],
+        ]
+        want = check("MultiHeadAttention", cached, outputs=[True] * 3, **form)[:1]
+        check("MultiHeadAttention", [q, *keys, *more], symbolic=symbolic, expected=want, **form)
+    # More queries than keys begin at the first key.
+    few = [x[:, :, :3] for x in (k, v)] if split else [x[:, :3] for x in rows]
+    check("MultiHeadAttention", [q, *few], symbolic=symbolic, **form)
 
 
 def test_packed_and_split_operands() -> None:
