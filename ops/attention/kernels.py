@@ -198,6 +198,7 @@ def _panel_attention(dtype: str, lanes: int, nv: int, bounded: bool) -> Any:
         # takes less time than a full one.
         vectors = (count + lanes - 1) // lanes
         out, state = panel + depth * row, panel + (depth + values) * row
+        beside = scores + (a.keys_block + 1) * row  # the mask of bounded scores
         t.row_bias = 0
         t.start_row = 0
         t.start = 0
@@ -207,9 +208,8 @@ def _panel_attention(dtype: str, lanes: int, nv: int, bounded: bool) -> Any:
             # A mask that all queries share is one number for each key, which is a row of the panel:
             # the product adds it as a bias, without a copy. Any other mask is written to where the
             # scores go, and the product is added to it.
-            # A bound applies to the scores without the mask, which waits beside them.
+            # A bound applies to the scores without the mask, which is added later: see below.
             if bounded:
-                beside = scores + (a.keys_block + 1) * row
                 write_mask(at, step, key_step, count, keys, beside)
             elif step == 0 and key_step == item:
                 t.row_bias = at
@@ -228,7 +228,7 @@ def _panel_attention(dtype: str, lanes: int, nv: int, bounded: bool) -> Any:
             end = scores + keys * vectors * size
             bound_scores(scores, end, a.softcap)
             if mask != 0:
-                add_to_scores(scores, end, scores + (a.keys_block + 1) * row)
+                add_to_scores(scores, end, beside)
         if a.causal != 0:
             mask_future(limit - first, keys, vectors, scores)
         if a.window != 0:
