@@ -123,6 +123,11 @@ class AttentionSpec:
     window: int = 0
     softcap: float = 0.0
 
+    @property
+    def factor(self) -> float:
+        """The factor of the products of queries and keys: the scale, divided by a bound."""
+        return self.scale / self.softcap if self.softcap else self.scale
+
 
 @lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
 def fused(node: Node, low: Lowering) -> None:
@@ -320,7 +325,7 @@ def _operands_and_strides(
         "key_size": r.q.sizes[3],
         "value_size": r.v.sizes[3],
         "mask_key": mask[3] * of.item,
-        "scale": r.scale / r.softcap if r.softcap else r.scale,
+        "scale": r.factor,
         "softcap": r.softcap,
         "causal": int(r.causal),
         "offset": r.offset,

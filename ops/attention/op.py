@@ -298,7 +298,9 @@ def decoder_attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[A
     of_sinks = np.broadcast_to(of_sinks.reshape(1, -1, 1, 1), (*scores[:3], 1))
     mask = np.concatenate([added, of_sinks], axis=3)
     k, v = (np.pad(x, [(0, 0), (0, 0), (0, 1), (0, 0)]) for x in (k, v))
-    same: dict[str, Any] = {k: node.attrs[k] for k in ("scale", "softcap") if k in node.attrs}
+    same: dict[str, Any] = {
+        name: node.attrs[name] for name in ("scale", "softcap") if name in node.attrs
+    }
     plain = Node("Attention", [*node.inputs[:3], node.inputs[0]], version=24, attrs=same)
     y = attention_reference(plain, [q, k, v, mask])[0]
     return [y if rank == 4 else y.swapaxes(1, 2).reshape(*y.shape[::2], -1)]

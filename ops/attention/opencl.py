@@ -81,8 +81,7 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     arguments += [keys, heads, heads // kv_heads]
     for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
         arguments += of
-    scale = r.scale / r.softcap if r.softcap else r.scale
-    arguments += [number(dtype, scale), number(dtype, r.softcap)]
+    arguments += [number(dtype, r.factor), number(dtype, r.softcap)]
     arguments += [int(r.causal), r.offset, r.window]
     low.launch(
         source,

@@ -114,9 +114,8 @@ def _softmax_row(dtype: str, lanes: int) -> Any:
         """Replace the scores of a row by weights; return their sum.
 
         Of ``keys`` keys those from ``hidden`` to before ``seen`` are visible; the row has ``room``
-        elements, whole vectors, and the rest gets weight 0. ``mask`` is added to the scores; 0:
-        none. ``sink`` is the address of the score of the sink, which takes weight like a key; 0:
-        none.
+        elements, whole vectors, and the rest gets weight 0. ``mask`` (0: none) is added to the
+        scores. ``sink`` (0: none) is the address of the sink's score, which the softmax includes.
         """
         if mask != 0:
             for k in range(0, seen, lanes):

@@ -364,9 +364,9 @@ def multi_head_attention(call: Call) -> Results:
     if padding is not None:
         allowed = key_mask(call, padding, keys, call.shape(operands[0])[0])
         mask = mask_scores(call, allowed, call.dtype(operands[0]))
-    is_causal = bool(call.attribute("unidirectional"))
+    is_causal = call.attribute("unidirectional")
     if is_causal and not _has_as_many_keys(call, *operands[:2]):
-        mask, is_causal = added(call, _last_queries(call, operands[0], keys, past_key), mask), False
+        mask, is_causal = added(call, _last_queries(call, operands[0], keys, past_key), mask), 0
     return attend(
         call,
         operands,
@@ -374,7 +374,7 @@ def multi_head_attention(call: Call) -> Results:
         mask=added(call, mask, scores),
         past=(past_key, past_value),
         requires="all_keys" if padding is None else "all_batches",
-        is_causal=int(is_causal),
+        is_causal=is_causal,
         scale=call.attribute("scale") or None,  # 0 means the default
     )
 
