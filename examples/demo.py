@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import custom_selector
 
 SHADES = " .:-=+*#%@"
+PICTURE = "digits_partition.html"
 
 
 def test_images() -> tuple[np.ndarray, np.ndarray]:
@@ -59,6 +60,8 @@ def main() -> None:
             why = sg.explain(cut, node).reasons[0].replace(f"{Path.cwd()}{os.sep}", "")
             table.add_row("outside", "1", node.op_type, why.partition("refused: ")[2] or why)
     console.print(table)
+    sg.visualize(cut).save(PICTURE)
+    console.print(f"wrote {PICTURE}, a picture to search in: open it in a browser")
 
     console.rule("the result")
     start = time.perf_counter()

@@ -74,6 +74,7 @@ from .runtime.signature import Port, Results
 from .runtime.task_executor import TaskExecutor
 from .text_form.parser import parse
 from .text_form.writer import print_graph
+from .visualization.visualize import Visualization, visualize
 from .weights.cache import WeightCache, WeightStats, weight_stats
 
 __all__ = [
@@ -131,6 +132,7 @@ __all__ = [
     "TensorType",
     "UnsupportedOpError",
     "Value",
+    "Visualization",
     "WeightCache",
     "WeightStats",
     "__version__",
@@ -165,6 +167,7 @@ __all__ = [
     "to_onnx",
     "torch_backend",
     "transaction",
+    "visualize",
     "watch_compilation",
     "weight_stats",
 ]

@@ -80,13 +80,26 @@ def explain(graph: Graph, node: Node | str) -> Explanation:
             f"graph {graph.name!r} has no node {name!r}, outside or inside of its subgraphs; "
             f"{nearest(name, names)}"
         )
-    where, target, holders = found
-    record = where.attrs.get(KEY)
-    if not isinstance(record, PartitionRecord):
+    answer = _explanation(*found)
+    if answer is None:
         raise PartitionError(
-            f"graph {where.name!r} has no record of a partition; explain the graph that "
+            f"graph {found[0].name!r} has no record of a partition; explain the graph that "
             'apply_pass(graph, "PartitionGraph") or optimize_for returned'
         )
+    return answer
+
+
+def explanations(graph: Graph) -> dict[Node, Explanation]:
+    """Return the explanations of all nodes, in subgraphs and bodies too, of partitioned graphs."""
+    found = ((place[1], _explanation(*place)) for place in _everywhere(graph))
+    return {node: answer for node, answer in found if answer is not None}
+
+
+def _explanation(where: Graph, target: Node, holders: Sequence[Node]) -> Explanation | None:
+    """Explain a node at a place of `_everywhere`; None if ``where`` was not partitioned."""
+    record = where.attrs.get(KEY)
+    if not isinstance(record, PartitionRecord):
+        return None
     region = (target.metadata or {}).get(REGION)
     if holders or region:
         return _inside(record, target, holders, region)
@@ -147,9 +160,10 @@ def _inside(
     """
     around = {holder.name: holder for holder in holders}
     for run in record.runs:
-        for position, note in enumerate(run.regions):
-            if note.status != MADE or (note.node not in around and note.node != region):
-                continue
+        names = [*around] if region is None else [*around, region]
+        made = {k for name in names if (k := run.made_at(name)) is not None}
+        for position in sorted(made):
+            note = run.regions[position]
             number = run.number(target.name)
             if number is None:
                 reasons: tuple[str, ...] = (f"property {run.property!r} put it there",)
@@ -188,13 +202,14 @@ def _of_subgraph_node(record: PartitionRecord, target: Node) -> Explanation:
     inner = target.subgraph
     assert inner is not None
     for run in record.runs:
-        for note in run.regions:
-            if note.status == MADE and note.node == target.name:
-                reason = (
-                    f"it is itself a subgraph of {note.size} nodes, which property "
-                    f"{run.property!r} started at {run.names[note.start]!r}"
-                )
-                return Explanation(target.name, target.op_type, None, run.property, (reason,))
+        position = run.made_at(target.name)
+        if position is not None:
+            note = run.regions[position]
+            reason = (
+                f"it is itself a subgraph of {note.size} nodes, which property "
+                f"{run.property!r} started at {run.names[note.start]!r}"
+            )
+            return Explanation(target.name, target.op_type, None, run.property, (reason,))
     reason = f"it held a subgraph of {len(inner.nodes)} nodes before the graph was partitioned"
     return Explanation(target.name, target.op_type, None, None, (reason,))
 
@@ -340,8 +355,8 @@ def _region_of(run: Run, node: Node) -> int:
     was not replaced.
     """
     if node.subgraph is not None:
-        made = (k for k, note in enumerate(run.regions) if note.node == node.name)
-        return next(made, -1)
+        position = run.made_at(node.name)
+        return -1 if position is None else position
     number = run.number(node.name)
     return -1 if number is None else run.region[number]
 

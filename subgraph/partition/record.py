@@ -84,8 +84,9 @@ class Run:
     forced: dict[str, str]
     version: str = ""
     options: dict[str, Any] = attrs.field(factory=dict[str, Any])
-    # Both tables are made at the first question: most partitions are never explained.
+    # These tables are made at the first question: most partitions are never explained.
     _numbers: dict[str, int] | None = None
+    _made: dict[str, int] | None = None
     _refusals_of: dict[int, list[Refusal]] | None = None
 
     def number(self, name: str) -> int | None:
@@ -93,6 +94,16 @@ class Run:
         if self._numbers is None:
             self._numbers = {known: k for k, known in enumerate(self.names)}
         return self._numbers.get(name)
+
+    def made_at(self, node: str) -> int | None:
+        """Return the position of the region that became a subgraph node, None if none did.
+
+        Args:
+            node: Name of the subgraph node.
+        """
+        if self._made is None:
+            self._made = {n.node: k for k, n in enumerate(self.regions) if n.status == MADE}
+        return self._made.get(node)
 
     def refusals_of(self, node: int) -> Iterator[tuple[int, int, Any]]:
         """Yield method, neighbour and answer of each refusal of ``node``, the last one first.

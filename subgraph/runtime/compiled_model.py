@@ -412,7 +412,7 @@ class CompiledModel:
         if self._has_own_runner and self.device:
             return [self.device]  # the device left the graph unchanged
         steps = self._plan.all_steps()
-        return list(dict.fromkeys(name for step in steps for name in _runs_on(step.node)))
+        return list(dict.fromkeys(name for step in steps for name in devices_of(step.node)))
 
     @property
     def fallbacks(self) -> dict[str, dict[str, Any]]:
@@ -425,7 +425,7 @@ class CompiledModel:
                     "failures": fallback.failures,
                     "cause": fallback.cause,
                     "open": fallback.replacement is not None,
-                    "runs_on": _runs_on(step.node),
+                    "runs_on": devices_of(step.node),
                 }
         return found
 
@@ -511,7 +511,7 @@ def _report_of(op: SubgraphOp) -> dict[str, Any]:
         raise DeviceError(f"{name}.run_report raised {described(error)}") from error
 
 
-def _runs_on(node: Node) -> list[str]:
+def devices_of(node: Node) -> list[str]:
     """Return the devices that run a node now.
 
     REFERENCE for a node without an op; the class of a user's op that names no device.

@@ -36,7 +36,14 @@ from subgraph.tools.cli_inputs import (
     whole,
 )
 from subgraph.tools.cli_measure import bench, profile, warmup
-from subgraph.tools.cli_output import Output, Row, discard_output, op_name, prepare_streams
+from subgraph.tools.cli_output import (
+    Output,
+    Row,
+    discard_output,
+    how_to_show,
+    op_name,
+    prepare_streams,
+)
 from subgraph.tools.cli_write import compile_command, reshape, write_results
 
 # Adds a subcommand (name, function; the help is its docstring) and returns its parser.
@@ -117,8 +124,8 @@ def partition(args: argparse.Namespace) -> None:
     rows, facts = partition_rows(cut, graph)
     if args.output is not None:
         sg.save(cut, args.output)
-    if args.dot is not None:
-        args.dot.write_text(to_dot(cut), encoding="utf-8")
+    if args.picture is not None:
+        sg.visualize(cut).save(args.picture)
     out.table("subgraphs", rows)
     out.facts(facts)
     outside = [node for node in cut.nodes if node.subgraph is None]
@@ -130,8 +137,8 @@ def partition(args: argparse.Namespace) -> None:
         out.table("outside", reasons)
     if len(outside) > len(reasons):
         out.line(f"{len(outside) - len(reasons)} more outside (--reasons N shows more)")
-    if args.dot is not None:
-        out.line(f"wrote {args.dot}: draw it with dot -Tsvg {args.dot}")
+    if args.picture is not None:
+        out.line(f"wrote {args.picture}: {how_to_show(args.picture)}")
     if args.output is not None:
         out.line(f"wrote {args.output}")
     out.finish({**facts, "subgraphs": rows, "outside": reasons})
@@ -256,6 +263,9 @@ def query(args: argparse.Namespace) -> None:
     taken = sum(node.name in found for node in graph.nodes)
     facts: Row = {"taken": taken, "nodes": len(graph.nodes)}
     out.facts(facts)
+    if args.picture is not None:
+        sg.visualize(graph, query=found).save(args.picture)
+        out.line(f"wrote {args.picture}: {how_to_show(args.picture)}")
     out.finish({"rows": rows, **facts})
 
 
@@ -309,49 +319,6 @@ def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:
         "share_inside": round(inside / max(total, 1), 4),
     }
     return rows, facts
-
-
-def to_dot(graph: Graph) -> str:
-    """Return the graph in Graphviz's language: boxes are nodes, frames subgraph nodes."""
-    lines = ["digraph {", "  rankdir=TB; node [shape=box, fontname=Helvetica, fontsize=10];"]
-    ids: dict[Node, str] = {}
-
-    def quote(text: str) -> str:
-        plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{plain}"'
-
-    def box(node: Node, indent: str) -> None:
-        ids[node] = f"n{len(ids)}"
-        label = quote(f"{node.op_type}\n{node.name}")
-        lines.append(f"{indent}{ids[node]} [label={label}];")
-
-    ends: dict[Any, str] = {}
-    for node in graph.nodes:
-        if node.subgraph is None:
-            box(node, "  ")
-            ends.update((value, ids[node]) for value in node.outputs)
-            continue
-        lines.append(f"  subgraph cluster_{len(ids)} {{ label={quote(node.name)}; color=blue;")
-        inner_ends: dict[Any, str] = {}
-        for inner in node.subgraph.nodes:
-            box(inner, "    ")
-            inner_ends.update((value, ids[inner]) for value in inner.outputs)
-        lines.append("  }")
-        for inner in node.subgraph.nodes:
-            for value in inner.sources:
-                if value in inner_ends:
-                    lines.append(f"  {inner_ends[value]} -> {ids[inner]};")
-        for outer, value in zip(node.inputs, node.subgraph.inputs, strict=True):
-            for inner in value.consumers:
-                if outer in ends:
-                    lines.append(f"  {ends[outer]} -> {ids[inner]};")
-        for outer, value in zip(node.outputs, node.subgraph.outputs, strict=True):
-            if value in inner_ends:
-                ends[outer] = inner_ends[value]
-    for node in graph.nodes:
-        if node.subgraph is None:
-            lines += [f"  {ends[v]} -> {ids[node]};" for v in node.sources if v in ends]
-    return "\n".join([*lines, "}", ""])
 
 
 def _describe(name: str, value: Any) -> Row:
@@ -427,7 +394,7 @@ def _add_model_commands(command: AddCommand) -> None:
     _model(sub)
     _cut(sub)
     sub.add_argument("-o", "--output", type=path, metavar="FILE", help="save the partitioned model")
-    sub.add_argument("--dot", type=path, metavar="FILE", help="write a Graphviz picture")
+    _picture(sub, "the regions, and why each node is in its region, or in none")
     text = "number of nodes outside of subgraphs to explain (default 20)"
     sub.add_argument("--reasons", type=whole(0), default=20, metavar="N", help=text)
 
@@ -447,6 +414,7 @@ def _add_model_commands(command: AddCommand) -> None:
     _model(sub)
     _device(sub)
     sub.add_argument("--refused", action="store_true", help="only nodes that it does not take")
+    _picture(sub, "the device that takes each node, and the reasons of those that refuse it")
 
     text = "the file to write"
     sub = command("compile", compile_command)
@@ -489,6 +457,7 @@ def _add_measuring_commands(command: AddCommand) -> None:
     text = "steps to show (default 25)"
     sub.add_argument("--top", type=whole(1), default=25, metavar="N", help=text)
     sub.add_argument("--trace", type=path, metavar="FILE", help="write a trace for Perfetto")
+    _picture(sub, "how much of the time each node takes")
     text = "time each region alone on each of these devices, in order of priority, and whole runs"
     sub.add_argument("--devices", type=listed, default=[], metavar="A,B", help=text)
     text = "write the times, for the option PROFILE of HETERO and AUTO (PLACEMENT=COST)"
@@ -524,6 +493,11 @@ def _inputs(sub: Any) -> None:
         "--dim", action="append", default=[], type=assignment, metavar="NAME=SIZE", help=text
     )
     sub.add_argument("--seed", type=whole(0), default=0, help="seed of random inputs (default 0)")
+
+
+def _picture(sub: argparse.ArgumentParser, what: str) -> None:
+    text = f"write a picture: {what}; .html (a page to search in), .svg or .dot (Graphviz)"
+    sub.add_argument("--picture", "--dot", type=path, metavar="FILE", help=text)
 
 
 def _model(sub: Any, *, exported: bool = False) -> None:

@@ -8,7 +8,7 @@ import subgraph as sg
 from subgraph.devices.device import DeviceList
 from subgraph.devices.virtual import split_config
 from subgraph.tools.cli_inputs import compiled_model, input_arrays, listed, ports
-from subgraph.tools.cli_output import Output, Row
+from subgraph.tools.cli_output import Output, Row, how_to_show
 
 
 def bench(args: argparse.Namespace) -> None:
@@ -72,6 +72,9 @@ def profile(args: argparse.Namespace) -> None:
     out.facts(facts)
     if args.trace is not None:
         out.line(f"wrote {args.trace}: open it in chrome://tracing or ui.perfetto.dev")
+    if args.picture is not None:
+        sg.visualize(model, profile=entries).save(args.picture)
+        out.line(f"wrote {args.picture}: {how_to_show(args.picture)}")
     out.finish({"steps": rows, **facts})
 
 

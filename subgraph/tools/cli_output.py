@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from subgraph.graph.graph import Node
@@ -139,3 +140,9 @@ def cell(value: Any) -> str:
 def op_name(node: Node) -> str:
     """Return an operator's name with its domain."""
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def how_to_show(picture: Path) -> str:
+    """Return what to do with a picture in a file."""
+    is_dot = picture.suffix.lower() == ".dot"
+    return f"draw it with dot -Tsvg {picture}" if is_dot else "open it in a browser"

@@ -17,7 +17,7 @@ from subgraph import ops
 from subgraph.graph.types import numpy_dtype
 from subgraph.operators.protobuf import tensor_to_proto
 from subgraph.tools import bench
-from subgraph.tools.cli import main, to_dot
+from subgraph.tools.cli import main
 from subgraph.tools.cli_inputs import input_arrays, ports, read_array
 
 ROOT = Path(__file__).parents[2]
@@ -85,12 +85,6 @@ def test_json_has_no_numbers_that_json_has_not(
     assert answer["results"][0]["mean"] == "NaN"
 
 
-def test_a_picture_keeps_names_as_they_are() -> None:
-    x = sg.input("x", (2,), "float32")
-    graph = sg.Graph([x], [ops.Relu(x, name='schön "so"')])
-    assert '[label="Relu\\nschön \\"so\\""]' in to_dot(graph)
-
-
 def test_run_makes_random_inputs_of_the_size_asked(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, "run", DIGITS, "--dim", "batch=5", "--repeat", "3")
     assert answer["results"][0]["type"] == "float32[5, 10]"
@@ -114,6 +108,36 @@ def test_partition_shows_subgraphs_and_reasons(
     proto = onnx.load_model(str(out))
     onnx.checker.check_model(proto)
     assert {f.domain for f in proto.functions} == {"subgraph"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (("partition", "--ops", "Conv,Relu"), "In no region"),
+        (("query", "--device", "HETERO:CPU,REFERENCE"), "CPU (28)"),
+        (("profile", "--repeat", "2"), "Slowest nodes"),
+    ],
+)
+def test_pictures(
+    argv: tuple[str, ...], shown: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    name, *options = argv
+    assert main([name, str(DIGITS), *options, "--picture", str(tmp_path / "picture.html")]) == 0
+    assert "picture.html: open it in a browser" in capsys.readouterr().out.replace("\n", "")
+    assert shown in (tmp_path / "picture.html").read_text()
+    assert main([name, str(DIGITS), *options, "--picture", str(tmp_path / "picture.png")]) == 1
+    assert "saved as .html, .svg, .dot" in capsys.readouterr().err
+
+
+def test_the_picture_of_the_documentation_is_what_its_command_writes(tmp_path: Path) -> None:
+    # Its reasons name the selector's file as the command does, relative to this folder.
+    root = DIGITS.parents[1]
+    command = "partition examples/digits.onnx --selector small_kernels"
+    options = "--import examples/custom_selector.py --min-size 2 --picture"
+    argv = [sys.executable, "-m", "subgraph", *command.split(), *options.split()]
+    made = tmp_path / "partition.svg"
+    subprocess.run([*argv, str(made)], cwd=root, check=True, capture_output=True)
+    assert made.read_text() == (root / "docs" / "partition.svg").read_text()
 
 
 def test_explain_names_the_users_reason(capsys: pytest.CaptureFixture[str]) -> None:

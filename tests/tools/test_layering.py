@@ -81,6 +81,7 @@ ORDER = [
     "devices.backends.libraries",
     "devices.backends",
     "frontends",
+    "visualization",
     "face",
     "testing",
     "tools",

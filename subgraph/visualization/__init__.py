@@ -1,0 +1,1 @@
+"""Pictures of models, of their partitions, and of where and how long their nodes run."""
