@@ -32,6 +32,10 @@ from subgraph.system.registry import nearest
 # edge.
 _MOST_REFUSALS = 6
 
+# Names on a path between a region and a node of the partitioned graph, by the identity of the run,
+# the region's position and the node. All nodes of one subgraph node have the same path.
+_Detours = dict[tuple[int, int, Node], list[str]]
+
 
 @attrs.frozen
 class Explanation:
@@ -80,7 +84,7 @@ def explain(graph: Graph, node: Node | str) -> Explanation:
             f"graph {graph.name!r} has no node {name!r}, outside or inside of its subgraphs; "
             f"{nearest(name, names)}"
         )
-    answer = _explanation(*found)
+    answer = _explanation(*found, {})
     if answer is None:
         raise PartitionError(
             f"graph {found[0].name!r} has no record of a partition; explain the graph that "
@@ -91,21 +95,24 @@ def explain(graph: Graph, node: Node | str) -> Explanation:
 
 def explanations(graph: Graph) -> dict[Node, Explanation]:
     """Return the explanations of all nodes, in subgraphs and bodies too, of partitioned graphs."""
-    found = ((place[1], _explanation(*place)) for place in _everywhere(graph))
+    detours: _Detours = {}
+    found = ((place[1], _explanation(*place, detours)) for place in _everywhere(graph))
     return {node: answer for node, answer in found if answer is not None}
 
 
-def _explanation(where: Graph, target: Node, holders: Sequence[Node]) -> Explanation | None:
+def _explanation(
+    where: Graph, target: Node, holders: Sequence[Node], detours: _Detours
+) -> Explanation | None:
     """Explain a node at a place of `_everywhere`; None if ``where`` was not partitioned."""
     record = where.attrs.get(KEY)
     if not isinstance(record, PartitionRecord):
         return None
     region = (target.metadata or {}).get(REGION)
     if holders or region:
-        return _inside(record, target, holders, region)
+        return _inside(record, target, holders, region, detours)
     if target.subgraph is not None:
         return _of_subgraph_node(record, target)
-    return _outside(record, where, target)
+    return _outside(record, where, target, detours)
 
 
 def _everywhere(graph: Graph) -> Iterator[tuple[Graph, Node, tuple[Node, ...]]]:
@@ -147,7 +154,11 @@ def _find(graph: Graph, node: Node | str) -> tuple[Graph, Node, tuple[Node, ...]
 
 
 def _inside(
-    record: PartitionRecord, target: Node, holders: Sequence[Node], region: str | None
+    record: PartitionRecord,
+    target: Node,
+    holders: Sequence[Node],
+    region: str | None,
+    detours: _Detours,
 ) -> Explanation:
     """Explain a node of a subgraph node.
 
@@ -157,6 +168,7 @@ def _inside(
         holders: The subgraph nodes around it, outermost first, including those of devices.
         region: Name of the subgraph node that held the node before a device compiled it together
             with outer nodes, or None.
+        detours: Paths found before.
     """
     around = {holder.name: holder for holder in holders}
     for run in record.runs:
@@ -173,7 +185,7 @@ def _inside(
                 reasons = (_inclusion(run, number, note.start),)
                 if note.node in around:
                     reasons += tuple(
-                        _separations(run, number, _Location(target, around[note.node]))
+                        _separations(run, number, _Location(target, around[note.node]), detours)
                     )
             return Explanation(target.name, target.op_type, note.node, run.property, reasons)
     reason = "it was there before the graph was partitioned"
@@ -214,13 +226,13 @@ def _of_subgraph_node(record: PartitionRecord, target: Node) -> Explanation:
     return Explanation(target.name, target.op_type, None, None, (reason,))
 
 
-def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation:
+def _outside(record: PartitionRecord, graph: Graph, target: Node, detours: _Detours) -> Explanation:
     by_property: dict[str, list[str]] = {}
     for run in record.runs:
         number = run.number(target.name)
         if number is None:
             continue
-        reasons = list(_reasons(run, number, target))
+        reasons = list(_reasons(run, number, target, detours))
         # The last round of a property in which a region reached the node decides.
         met = number in run.given_up or number in run.filtered or run.region[number] >= 0
         if met or not by_property.get(run.property):
@@ -235,11 +247,11 @@ def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation
     return Explanation(target.name, target.op_type, None, None, tuple(lines))
 
 
-def _reasons(run: Run, number: int, target: Node) -> Iterator[str]:
+def _reasons(run: Run, number: int, target: Node, detours: _Detours) -> Iterator[str]:
     if run.forced.get(target.name) == "excluded":
         yield "the option exclude names it"
         return
-    yield from _separations(run, number, _Location(target))
+    yield from _separations(run, number, _Location(target), detours)
     if number in run.filtered:
         why = f": {_reason_text(run.dropped[number])}" if number in run.dropped else ""
         yield f"filter of selector {run.selector} dropped it from the region's candidates{why}"
@@ -328,7 +340,7 @@ class _Location:
         return found
 
 
-def _separations(run: Run, number: int, location: _Location) -> Iterator[str]:
+def _separations(run: Run, number: int, location: _Location, detours: _Detours) -> Iterator[str]:
     """Yield for each neighbouring region the cycle that it would have closed with the node."""
     beside: dict[int, None] = {}
     if number in run.given_up:
@@ -339,7 +351,10 @@ def _separations(run: Run, number: int, location: _Location) -> Iterator[str]:
             beside[position] = None
     beside.pop(run.region[number], None)
     for position in beside:
-        path = _detour(run, position, location)
+        key = id(run), position, location.node
+        if key not in detours:
+            detours[key] = _detour(run, position, location.node)
+        path = detours[key]
         if path:
             start = run.names[run.regions[position].start]
             shown = " -> ".join(map(repr, path))
@@ -361,16 +376,16 @@ def _region_of(run: Run, node: Node) -> int:
     return -1 if number is None else run.region[number]
 
 
-def _detour(run: Run, position: int, location: _Location) -> list[str]:
+def _detour(run: Run, position: int, end: Node) -> list[str]:
     """Return the names on a path between a region and a node over a third node; empty if none."""
     # A filter that dropped all candidates is recorded at the next position, which need not exist.
     if position >= len(run.regions):
         return []
-    graph = location.node.graph
+    graph = end.graph
     assert graph is not None, "explain looks at nodes of graphs"
     members = [node for node in graph.nodes if _region_of(run, node) == position]
-    members = [node for node in members if node is not location.node]
-    path = _find_detour(members, [location.node]) or _find_detour([location.node], members)
+    members = [node for node in members if node is not end]
+    path = _find_detour(members, [end]) or _find_detour([end], members)
     return [node.name for node in path]
 
 

@@ -18,10 +18,12 @@ function show() {
 
 function fit(all) {
   const { clientWidth: width, clientHeight: height } = drawing.parentElement;
-  const across = width / size.width;
-  const least = all ? 0 : 0.5; // a long model begins readable, at its top
-  view.scale = Math.min(1.5, Math.max(least, Math.min(across, height / size.height)));
-  view.x = (size.width - width / view.scale) / 2;
+  const least = all ? 0 : 0.6; // a large model begins readable, at its first box
+  view.scale = Math.min(1.5, Math.max(least, Math.min(width / size.width, height / size.height)));
+  const first = drawing.querySelector('[data-box="0"]');
+  const { x, width: across } = all || !first ? { x: 0, width: size.width } : first.getBBox();
+  const middle = size.width * view.scale <= width ? size.width / 2 : x + across / 2;
+  view.x = middle - width / view.scale / 2;
   view.y = Math.min(0, (size.height - height / view.scale) / 2);
   show();
 }
