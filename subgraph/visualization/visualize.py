@@ -84,6 +84,7 @@ class Visualization:
 def visualize(
     model: Graph | CompiledModel | str | PathLike[str],
     *,
+    contents: bool = True,
     query: QueryResult | None = None,
     profile: Iterable[ProfileEntry] = (),
 ) -> Visualization:
@@ -95,6 +96,8 @@ def visualize(
     Args:
         model: A graph, for example one that ``PartitionGraph`` returned, a compiled model, or the
             path of a model.
+        contents: Whether the graphs inside nodes are drawn; False: each region is one box. Above
+            20,000 nodes in all they are not.
         query: The result of ``query_model`` for the graph: nodes get the colour of the device that
             takes them, and the reasons of the devices that refuse them.
         profile: The profile of a request: nodes are the redder the more of the time they take.
@@ -117,7 +120,7 @@ def visualize(
     known = explanations(graph) if len(nodes) <= _MOST_EXPLAINED else {}
     total = sum(entry.seconds for found in entries.values() for entry in found)
     sources = Sources(known, query, devices, entries, _seconds(nodes, entries), total)
-    scene = make_scene(graph, is_open=len(nodes) <= MOST_BOXES)
+    scene = make_scene(graph, is_open=contents and len(nodes) <= MOST_BOXES)
     owners = _colour(scene, sources)
     details = [_details(box, sources) for box in scene.boxes]
     heats = [_share(box, sources) for box in scene.boxes]

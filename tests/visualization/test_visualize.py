@@ -253,8 +253,10 @@ def test_large_models_have_closed_regions_and_larger_ones_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cut = partitioned()
+    closed = sg.visualize(cut, contents=False)
     monkeypatch.setattr(module, "MOST_BOXES", len(cut.nodes))
     picture = sg.visualize(cut)
+    assert picture.svg == closed.svg
     assert "frame" not in {box.get("class") for box in boxes_of(picture)}
     assert "node owner0" in {box.get("class") for box in boxes_of(picture)}
     monkeypatch.setattr(module, "MOST_BOXES", len(cut.nodes) - 1)
