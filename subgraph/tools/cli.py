@@ -31,6 +31,7 @@ from subgraph.tools.cli_inputs import (
     input_arrays,
     listed,
     path,
+    picture,
     positive,
     script,
     whole,
@@ -249,6 +250,8 @@ def query(args: argparse.Namespace) -> None:
     with out.progress("loading and asking"):
         graph = sg.load(args.model)
         found = sg.default_core().query_model(graph, args.device, dict(args.config))
+    if args.picture is not None:
+        sg.visualize(graph, query=found).save(args.picture)
     rows = [
         {
             "node": node.name,
@@ -264,7 +267,6 @@ def query(args: argparse.Namespace) -> None:
     facts: Row = {"taken": taken, "nodes": len(graph.nodes)}
     out.facts(facts)
     if args.picture is not None:
-        sg.visualize(graph, query=found).save(args.picture)
         out.line(f"wrote {args.picture}: {how_to_show(args.picture)}")
     out.finish({"rows": rows, **facts})
 
@@ -497,7 +499,7 @@ def _inputs(sub: Any) -> None:
 
 def _picture(sub: argparse.ArgumentParser, what: str) -> None:
     text = f"write a picture: {what}; .html (a page to search in), .svg or .dot (Graphviz)"
-    sub.add_argument("--picture", "--dot", type=path, metavar="FILE", help=text)
+    sub.add_argument("--picture", "--dot", type=picture, metavar="FILE", help=text)
 
 
 def _model(sub: Any, *, exported: bool = False) -> None:

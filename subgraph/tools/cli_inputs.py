@@ -19,6 +19,7 @@ from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.signature import Port
 from subgraph.system.registry import nearest
 from subgraph.system.trusted_files import open_regular
+from subgraph.visualization import ENDINGS
 
 
 def assignment(text: str) -> tuple[str, str]:
@@ -66,6 +67,14 @@ def path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError(f"expected a file or folder, got {text!r}")
     return Path(text)
+
+
+def picture(text: str) -> Path:
+    """Return the path of a picture, whose ending chooses its form."""
+    target = path(text)
+    if target.suffix.lower() not in ENDINGS:
+        raise argparse.ArgumentTypeError(f"expected a file {', '.join(ENDINGS)}, got {text!r}")
+    return target
 
 
 def script(text: str) -> str:

@@ -61,6 +61,8 @@ def profile(args: argparse.Namespace) -> None:
     rows = [limits.row(entry, total) for entry in shown]
     if args.trace is not None:
         write_trace(args.trace, entries)
+    if args.picture is not None:
+        sg.visualize(model, profile=entries).save(args.picture)
     out.table(f"{len(rows)} of {len(entries)} steps, slowest first", rows)
     facts: Row = {
         "total_ms": round(total * 1e3, 4),
@@ -73,7 +75,6 @@ def profile(args: argparse.Namespace) -> None:
     if args.trace is not None:
         out.line(f"wrote {args.trace}: open it in chrome://tracing or ui.perfetto.dev")
     if args.picture is not None:
-        sg.visualize(model, profile=entries).save(args.picture)
         out.line(f"wrote {args.picture}: {how_to_show(args.picture)}")
     out.finish({"steps": rows, **facts})
 

@@ -19,6 +19,7 @@ from subgraph.operators.operator import operator_key
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.partition.explanation import Explanation, explanations
 from subgraph.runtime.compiled_model import CompiledModel, devices_of
+from subgraph.visualization import ENDINGS
 from subgraph.visualization.details import Details, Sources, node_details, value_details
 from subgraph.visualization.dot import to_dot
 from subgraph.visualization.page import Table, make_page, package_text
@@ -60,13 +61,13 @@ class Visualization:
             OSError: the file cannot be written.
         """
         target = Path(path)
-        texts = {".html": self.html, ".svg": self.svg, ".dot": self.dot}
-        text = texts.get(target.suffix.lower())
-        if text is None:
+        ending = target.suffix.lower()
+        if ending not in ENDINGS:
             raise ConfigError(
-                f"a picture is saved as {', '.join(texts)}, by the ending of its path; "
+                f"a picture is saved as {', '.join(ENDINGS)}, by the ending of its path; "
                 f"got {str(path)!r}"
             )
+        text = {".html": self.html, ".svg": self.svg, ".dot": self.dot}[ending]
         target.write_text(text, encoding="utf-8", errors="replace")
 
     def _repr_html_(self) -> str:

@@ -125,8 +125,11 @@ def test_pictures(
     assert main([name, str(DIGITS), *options, "--picture", str(tmp_path / "picture.html")]) == 0
     assert "picture.html: open it in a browser" in capsys.readouterr().out.replace("\n", "")
     assert shown in (tmp_path / "picture.html").read_text()
-    assert main([name, str(DIGITS), *options, "--picture", str(tmp_path / "picture.png")]) == 1
-    assert "saved as .html, .svg, .dot" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([name, str(DIGITS), *options, "--picture", str(tmp_path / "picture.png")])
+    assert "expected a file .html, .svg, .dot, got" in capsys.readouterr().err
+    assert main([name, str(DIGITS), *options, "--picture", str(tmp_path / "no" / "a.svg")]) == 1
+    assert capsys.readouterr().out == ""
 
 
 def test_the_picture_of_the_documentation_is_what_its_command_writes(tmp_path: Path) -> None:
