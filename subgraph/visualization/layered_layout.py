@@ -21,9 +21,11 @@ import attrs
 BOX_GAP = 22.0
 BEND_GAP = 10.0
 RANK_GAP = 30.0
-# Passes over all ranks that reorder each; later ones change little (Sugiyama's own estimate is 4
-# downward and 4 upward).
+# Passes over all ranks that reorder each; later ones change little (estimate). Long edges of large
+# graphs have many bends: at most this number of vertices is ordered in all passes together, which
+# takes about a second (estimate).
 _PASSES = 8
+_ORDERED_VERTICES = 300_000
 
 Point = tuple[float, float]
 
@@ -178,7 +180,8 @@ def _reduce_crossings(vertices: _Vertices) -> None:
     """
     order = vertices.order
     best, fewest = [list(row) for row in order], _crossings(vertices)
-    for count in range(_PASSES):
+    passes = min(_PASSES, max(2, _ORDERED_VERTICES // len(vertices.rank)))
+    for count in range(passes):
         if not fewest:
             break
         downward = count % 2 == 0
@@ -210,7 +213,9 @@ def _crossings(vertices: _Vertices) -> int:
         place = {vertex: k for k, vertex in enumerate(upper)}
         seen: list[int] = []
         for vertex in row:
-            ends = sorted(place[other] for other in vertices.above[vertex])
+            ends = [place[other] for other in vertices.above[vertex]]
+            if len(ends) > 1:
+                ends.sort()
             for end in ends:
                 total += len(seen) - bisect_right(seen, end)
             for end in ends:
