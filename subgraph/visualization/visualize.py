@@ -202,9 +202,8 @@ def _tables(graph: Graph, scene: Scene, sources: Sources) -> Iterator[Table]:
     yield Table("The model", (), [(None, row) for row in facts])
     regions = [node for node in graph.nodes if node.subgraph is not None]
     rows = [(numbers[node], _region_row(node, sources)) for node in regions]
-    yield Table(
-        f"Regions ({len(regions)})", ("name", "nodes", "of"), rows[:_MOST_ROWS], _rest(rows)
-    )
+    columns = ("name", "nodes", "device" if sources.devices else "property")
+    yield Table(f"Regions ({len(regions)})", columns, rows[:_MOST_ROWS], _rest(rows))
     if sources.total:
         timed = [(sources.seconds[n], n) for n in numbers if isinstance(n, Node)]
         timed = sorted((pair for pair in timed if pair[0]), key=lambda pair: -pair[0])
@@ -216,9 +215,9 @@ def _tables(graph: Graph, scene: Scene, sources: Sources) -> Iterator[Table]:
         yield Table("Slowest nodes", ("node", "time", "share"), slow[:25])
     refused = _refused(graph, sources)
     rows = [(numbers[n], (n.name, operator_key(n.op_type, n.domain), w)) for n, w in refused]
-    yield Table(
-        f"In no region ({len(rows)})", ("node", "operator", "why"), rows[:_MOST_ROWS], _rest(rows)
-    )
+    title = "In no region" if sources.query is None else "Taken by no device"
+    columns = ("node", "operator", "why")
+    yield Table(f"{title} ({len(rows)})", columns, rows[:_MOST_ROWS], _rest(rows))
 
 
 def _rest(rows: list[Any]) -> str:

@@ -169,6 +169,7 @@ def test_a_query_shows_devices_and_refusals() -> None:
     assert classes["relu"] == "node owner1"
     page = Page(picture.html)
     assert page.details["det"]["why"] == ["no Det here"]
+    assert "Taken by no device (1)" in page.text
     assert "ONE (1)" in page.text
     assert "OTHER (1)" in page.text
 
