@@ -14,7 +14,7 @@ from subgraph.engine.cpu.row_parts import RowParts
 from subgraph.engine.executable.argument_layout import ArgumentLayout, make_argument_layout
 from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.executable.stored_program import StoredProgram
-from subgraph.engine.executable.symbolic_plan import PlanInstance, SymbolicPlan
+from subgraph.engine.executable.symbolic_plan import PlanInstance
 from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.region_op import RegionOp
@@ -25,8 +25,8 @@ from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache
 from subgraph.weights.mapped_files import release
 
-# Executable plans of one symbolic plan that a session has. For further shapes one of them is bound
-# again, which is faster than to make another (estimate: so many shapes may alternate).
+# Executable plans of one symbolic plan that a session has at the most (estimate: so many shapes may
+# alternate). For further shapes one of them is bound again, which is faster than to make another.
 _MOST_INSTANCES = 6
 
 
@@ -73,6 +73,10 @@ class CpuSession(RegionSession):
         self._layouts = layouts
         self._pool = pool
         self._arena = Arena()
+        # One executable plan serves shapes that never come back, such as those of a growing cache.
+        # When a shape comes back whose executable plan was bound to another one, one more is made.
+        self._most_instances = 1
+        self._left: list[PlanInstance] = []  # the latest such shapes, as their plans
 
     def share(self, other: Session) -> None:
         """Use the arena of another session, which does not run at the same time."""
@@ -124,7 +128,7 @@ class CpuSession(RegionSession):
     def _bind(self, plan: object) -> ExecutablePlan:
         """Return a plan bound to the session's arena, by rebinding a spare one if possible."""
         if isinstance(plan, PlanInstance):
-            spare = self._spare(plan.symbolic_plan)
+            spare = self._spare(plan)
             if spare is not None:
                 self._arena.reserve(plan.arena_bytes)
                 spare.rebind(plan)
@@ -141,20 +145,26 @@ class CpuSession(RegionSession):
         self._arena.reserve(layout.arena_bytes)
         return ExecutablePlan(plan, layout, self._arena, self._pool)
 
-    def _spare(self, symbolic_plan: SymbolicPlan) -> ExecutablePlan | None:
-        """Remove and return an executable plan that can be rebound to another instance.
+    def _spare(self, plan: PlanInstance) -> ExecutablePlan | None:
+        """Remove and return an executable plan that can be bound to ``plan``.
 
         It is the least recently used one of the symbolic plan; None while there is room for more.
         """
+        if plan in self._left:
+            self._left.remove(plan)
+            self._most_instances = min(self._most_instances + 1, _MOST_INSTANCES)
         same = [
-            key
+            (key, bound.plan)
             for key, bound in self._bound.items()
-            if isinstance(bound.plan, PlanInstance) and bound.plan.symbolic_plan is symbolic_plan
+            if isinstance(bound.plan, PlanInstance)
+            and bound.plan.symbolic_plan is plan.symbolic_plan
         ]
-        has_room = len(self._bound) < self.region.options.plans and len(same) < _MOST_INSTANCES
-        if not same or has_room:
+        has_room = len(self._bound) < self.region.options.plans
+        if not same or (has_room and len(same) < self._most_instances):
             return None
-        bound = self._bound.pop(same[0])
+        key, left = same[0]
+        self._left = [*self._left[-_MOST_INSTANCES:], left]
+        bound = self._bound.pop(key)
         assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
         self._last = None  # it may be this one, which no longer fits its shapes
         return bound

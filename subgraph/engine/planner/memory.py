@@ -8,8 +8,9 @@ Efficient Memory Management for Deep Neural Net Inference, arXiv:2001.03288).
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import attrs
 
@@ -18,10 +19,9 @@ from subgraph.engine.planner.plan_types import Item, storages_of
 from subgraph.system.large_pages import ALIGN
 
 FOREVER = 1 << 60  # step after all steps, and more bytes than any arena has
-# More storages than this are placed in the order of their first step. Each is then compared only
-# with those that live at that step, instead of with all others; the arena becomes a little larger.
-# Measured with random sizes and short lives: 3,000 storages take 0.01 s instead of 0.3 s, 10,000
-# take 0.02 s instead of 3.2 s, and the arena is 1.11 times as large.
+# More storages than this are placed in the order of their first step; the arena becomes a little
+# larger. Measured with random sizes: 3,000 storages with short lives take 0.01 s instead of 0.05 s,
+# with half of them in use to the end 3 s by size; the arena is 1.11 times as large.
 _MAX_BEST_FIT_STORAGES = 3000
 
 
@@ -170,13 +170,18 @@ def assign_offsets(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[in
         return _first_fit_by_time(sizes, lives)
     # The index decides between equal sizes, so that a graph always gets the same memory plan.
     order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], k))
-    placed: list[tuple[int, int, Life]] = []  # begin, end, life; sorted by begin
+    # Two storages are in use at the same time if both are at the first step of one of them. So the
+    # placed storages are listed for each first step at which they are in use.
+    times = sorted({life.first for life in lives})
+    in_use: list[list[tuple[int, int]]] = [[] for _ in times]
     offsets = [0] * len(sizes)
     total = 0
     for k in order:
         size = _rounded(sizes[k])
-        begin = _best_fit(placed, lives[k], size)
-        insort(placed, (begin, begin + size, lives[k]), key=lambda entry: entry[0])
+        spans = in_use[bisect_left(times, lives[k].first) : bisect_right(times, lives[k].last)]
+        begin = _best_fit(sorted(set(chain.from_iterable(spans))), size)
+        for span in spans:
+            span.append((begin, begin + size))
         offsets[k] = begin
         total = max(total, begin + size)
     return offsets, total
@@ -186,13 +191,15 @@ def _rounded(nbytes: int) -> int:
     return max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
 
 
-def _best_fit(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) -> int:
-    """Return the offset of the smallest gap of at least ``size`` bytes, else the end of all."""
+def _best_fit(placed: Iterable[tuple[int, int]], size: int) -> int:
+    """Return the offset of the smallest gap of at least ``size`` bytes, else the end of all.
+
+    Args:
+        placed: Begin and end of the storages that are in use at the same time, sorted.
+        size: Bytes that are wanted.
+    """
     best, best_room, at = -1, FOREVER, 0
-    for begin, end, other in placed:
-        # Storages that are not in use at the same time may overlap in the arena.
-        if other.last < life.first or life.last < other.first:
-            continue
+    for begin, end in placed:
         room = begin - at
         if size <= room < best_room:
             best, best_room = at, room

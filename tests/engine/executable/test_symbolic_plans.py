@@ -22,6 +22,8 @@ from subgraph.engine.cpu import symbolic_plans
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 from subgraph.engine.executable import symbolic_plan
+from subgraph.engine.executable.executable_plan import ExecutablePlan
+from subgraph.engine.executable.symbolic_plan import PlanInstance
 from subgraph.graph.symbolic import SymInt, Trace, float_bits, is_symbolic, pinned, recorded, single
 from subgraph.graph.types import Array
 from subgraph.ops.conv.direct import direct_tiling, tile_cycles
@@ -409,6 +411,41 @@ def test_a_changed_weight_that_decides_a_shape_makes_a_new_symbolic_plan() -> No
         given = np.arange(size * 6, dtype=np.float32).reshape(size, 6)
         np.testing.assert_array_equal(model([given])[0], -given.reshape(want))
     assert _symbolic_plans(model).used > 20
+
+
+def test_shapes_that_do_not_come_back_share_one_executable_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rebound: list[PlanInstance] = []
+    rebind = ExecutablePlan.rebind
+
+    def counted(plan: ExecutablePlan, instance: PlanInstance) -> None:
+        rebound.append(instance)
+        rebind(plan, instance)
+
+    monkeypatch.setattr(ExecutablePlan, "rebind", counted)
+    x = sg.input("x", ("n", 4), "float32")
+    model = sg.compile_model(sg.Graph([x], [ops.Softmax(ops.Exp(x))]), "CPU", ONE_THREAD)
+    (node,) = region_nodes(model.graph)
+    assert isinstance(node.op, CpuSubgraphOp)
+    session = node.op.session()
+
+    def run(size: int) -> None:
+        given = np.random.default_rng(size).standard_normal((size, 4)).astype(np.float32)
+        want = np.exp(np.exp(given)) / np.exp(np.exp(given)).sum(1, keepdims=True)
+        np.testing.assert_allclose(session([given])[0], want, rtol=1e-5)
+
+    for size in range(20, 32):
+        run(size)
+    assert len(rebound) == 10  # one plan for the first shape alone, one for all others
+    # Shapes that alternate get executable plans of their own.
+    for _ in range(6):
+        for size in (22, 26, 30):
+            run(size)
+    rebound.clear()
+    for size in (22, 26, 30):
+        run(size)
+    assert not rebound
 
 
 def test_requests_of_many_threads_and_shapes_at_once() -> None:
