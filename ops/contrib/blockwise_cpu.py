@@ -101,14 +101,15 @@ class _Form:
     def packed(self, columns: Array) -> Array:
         """Return numbers ``[columns, n]`` as panels ``[n][column of the panel]``."""
         count, size = columns.shape
-        padded = round_up(count, self.lanes)
-        made = aligned_empty((padded * size,), columns.dtype)
         width = self.lanes * self.nv
-        for first in range(0, count, width):
-            panel = columns[first : first + width]
-            to = made[first * size : min(first + width, padded) * size].reshape(size, -1)
-            to[:, : len(panel)] = panel.T
-            to[:, len(panel) :] = 0
+        made = aligned_empty((round_up(count, self.lanes) * size,), columns.dtype)
+        whole = count // width * width
+        panels = made[: whole * size].reshape(-1, size, width)
+        panels[...] = columns[:whole].reshape(-1, width, size).transpose(0, 2, 1)
+        if whole < count:
+            last = made[whole * size :].reshape(size, -1)
+            last[:, : count - whole] = columns[whole:].T
+            last[:, count - whole :] = 0
         return made
 
     def words(self, weights: Array) -> Array:
