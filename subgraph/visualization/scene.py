@@ -244,8 +244,9 @@ def _operator(node: Node) -> str:
 
 
 def operators_of(graph: Graph, most: int = 3) -> str:
-    """Return the most frequent operators of a graph: "12 Conv, 9 Relu"."""
-    found = Counter(_operator(node) for node in graph.nodes).most_common(most)
+    """Return the most frequent operators of a graph, without subgraph nodes: "12 Conv, 9 Relu"."""
+    plain = (node for node in graph.nodes if node.subgraph is None)
+    found = Counter(map(_operator, plain)).most_common(most)
     return ", ".join(f"{count} {name}" for name, count in found)
 
 
