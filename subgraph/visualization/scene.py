@@ -7,7 +7,7 @@ node's frame, so that a frame has the size of its contents when the graph around
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -18,12 +18,13 @@ from subgraph.visualization.layered_layout import Layout, Point, layered_layout
 NODE, FRAME, INPUT, OUTPUT = "node", "frame", "input", "output"  # kinds of boxes
 
 # Sizes in pixels. A character of the titles' font is at most 7.4 wide on average (12 pixels, bold),
-# one of the second line 6.2 (10 pixels); estimates, generous enough for other fonts.
+# one of other texts 6.2 (10 pixels); estimates, generous enough for other fonts.
 TITLE_HEIGHT = 22.0
 _TITLE_CHARACTER = 7.4
 _LINE_CHARACTER = 6.2
 _NODE_HEIGHT = 36.0
 _PORT_HEIGHT = 20.0
+_CAPTION_HEIGHT = 14.0
 _PADDING = 12.0
 _LEAST_WIDTH = 52.0
 # Longer texts are cut off; the full one is in the details.
@@ -81,12 +82,14 @@ class Scene:
     Attributes:
         boxes: All boxes, frames before their contents.
         edges: All edges.
+        captions: The names of bodies, each with the left end of its baseline.
         width: Width of the drawing.
         height: Its height.
     """
 
     boxes: list[Box] = attrs.field(factory=list[Box])
     edges: list[Edge] = attrs.field(factory=list[Edge])
+    captions: list[tuple[str, Point]] = attrs.field(factory=list[tuple[str, Point]])
     width: float = 0.0
     height: float = 0.0
 
@@ -127,32 +130,43 @@ def shown_inputs(graph: Graph) -> Iterator[Value]:
 
 
 class _Level:
-    """One graph and its place in the drawing.
+    """One graph and its place in the drawing, below its caption if it has one.
 
     Attributes:
         graph: The graph.
         x: Left side.
         y: Upper side.
-        layout: The places of its boxes, relative to its own corner.
+        layout: The places of its boxes, relative to the corner below the caption.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, caption: str = "") -> None:
         self.graph = graph
         self.x = self.y = 0.0
         self.layout = Layout([], [], 0.0, 0.0)
+        self._caption = cut_off(caption)
         self._boxes: list[Box] = []
-        self._inside: dict[int, list[tuple[str, _Level]]] = {}  # contents by number of the box
+        self._inside: dict[int, list[_Level]] = {}  # contents by number of the box
         self._uses: list[tuple[Value, int, int]] = []
+
+    @property
+    def width(self) -> float:
+        """Width of the graph and of its caption."""
+        return max(self.layout.width, len(self._caption) * _LINE_CHARACTER)
+
+    @property
+    def height(self) -> float:
+        """Height of the graph with its caption."""
+        return self.layout.height + (_CAPTION_HEIGHT if self._caption else 0.0)
 
     def open_nodes(self) -> list[_Level]:
         """Return a level for each graph inside a node; the node becomes a frame."""
         opened: list[_Level] = []
         first = sum(1 for _ in shown_inputs(self.graph))
         for number, node in enumerate(self.graph.nodes, first):
-            inside = [(name, _Level(graph)) for name, graph in contents_of(node)]
+            inside = [_Level(graph, name) for name, graph in contents_of(node)]
             if inside:
                 self._inside[number] = inside
-                opened += [level for _, level in inside]
+                opened += inside
         return opened
 
     def lay_out(self) -> None:
@@ -194,34 +208,36 @@ class _Level:
             )
         else:
             box = Box(FRAME, node, _frame_title(node))
-            across, down = 0.0, 0.0
-            for name, level in inside:
-                across += level.layout.width + _PADDING
-                least = (len(name) * _LINE_CHARACTER + 8.0) if name else 0.0
-                across += max(0.0, least - level.layout.width)
-                down = max(down, level.layout.height + (14.0 if name else 0.0))
             title = len(box.title) * _TITLE_CHARACTER + 2 * _PADDING
-            box.width = max(across + _PADDING, title)
-            box.height = TITLE_HEIGHT + down + 2 * _PADDING
+            box.width = max(_width_of(inside) + 2 * _PADDING, title)
+            box.height = TITLE_HEIGHT + max(level.height for level in inside) + 2 * _PADDING
         self._boxes.append(box)
         return number
 
     def draw(self, scene: Scene) -> None:
         """Add the boxes and edges to the drawing, and place the levels inside."""
         first = len(scene.boxes)
+        x, y = self.x, self.y
+        if self._caption:
+            scene.captions.append((self._caption, (x, y + _CAPTION_HEIGHT - 4.0)))
+            y += _CAPTION_HEIGHT
         for number, box in enumerate(self._boxes):
-            x, y = self.layout.corners[number]
-            box.x, box.y = self.x + x, self.y + y
+            left, top = self.layout.corners[number]
+            box.x, box.y = x + left, y + top
             scene.boxes.append(box)
-            at = box.x + _PADDING
-            for name, level in self._inside.get(number, ()):
-                level.x = at
-                level.y = box.y + TITLE_HEIGHT + _PADDING + (14.0 if name else 0.0)
-                least = (len(name) * _LINE_CHARACTER + 8.0) if name else 0.0
-                at += max(level.layout.width, least) + _PADDING
+            inside = self._inside.get(number, ())
+            at = box.x + (box.width - _width_of(inside)) / 2
+            for level in inside:
+                level.x, level.y = at, box.y + TITLE_HEIGHT + _PADDING
+                at += level.width + _PADDING
         for (value, source, target), route in zip(self._uses, self.layout.routes, strict=True):
-            points = [(self.x + x, self.y + y) for x, y in route]
+            points = [(x + across, y + down) for across, down in route]
             scene.edges.append(Edge(value, first + source, first + target, points))
+
+
+def _width_of(levels: Sequence[_Level]) -> float:
+    """Return the width of graphs beside each other."""
+    return sum(level.width for level in levels) + _PADDING * (len(levels) - 1)
 
 
 def _lines(node: Node) -> tuple[str, str]:

@@ -45,6 +45,10 @@ def draw_svg(
     others = [k for k, box in enumerate(scene.boxes) if box.kind != FRAME]
     # Frames lie below the lines inside them, and all lines below the other boxes.
     out += [_box(k, scene.boxes[k], tips[k], heats[k]) for k in frames]
+    out += [
+        f'<text class="left" x="{_number(x)}" y="{_number(y)}">{svg_text(text)}</text>'
+        for text, (x, y) in scene.captions
+    ]
     out += [_line(edge) for edge in scene.edges]
     out += [_box(k, scene.boxes[k], tips[k], heats[k]) for k in others]
     return "\n".join([*out, "</svg>"])

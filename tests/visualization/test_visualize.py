@@ -183,8 +183,11 @@ def test_bodies_are_drawn_inside_their_node() -> None:
         [condition, x], [ops.If(condition, then_branch=then, else_branch=other, name="either")]
     )
     picture = sg.visualize(graph)
-    details = Page(picture.html).details
+    page = Page(picture.html)
+    details = page.details
     assert {"either", "yes", "no"} <= set(details)
+    assert "then_branch" in page.text
+    assert "else_branch" in page.text
     assert [box.get("class") for box in boxes_of(picture)].count("frame") == 1
     assert len(boxes_of(picture)) == 2 + 3 + 2 + 2 + 1  # inputs, nodes, captures, outputs
 
