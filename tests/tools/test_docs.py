@@ -49,8 +49,12 @@ def test_the_pages_have_code() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs(
-    example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    example: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the demo writes a picture
     monkeypatch.setattr(sys, "argv", [str(example)])
     monkeypatch.syspath_prepend(str(example.parent))
     runpy.run_path(str(example), run_name="__main__")
