@@ -16,7 +16,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.symbolic import SymInt, is_symbolic, single
+from subgraph.graph.symbolic import SymInt, is_symbolic, object_array, single
 from subgraph.graph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
@@ -159,12 +159,6 @@ def _single(item: Any) -> Any:
     return single(item) if isinstance(item, float) else item
 
 
-def _objects(items: Any) -> Array:
-    array = np.empty(len(items), dtype=object)
-    array[:] = items
-    return array
-
-
 def _shape_of(type_: ValueType | None) -> Shape | None:
     return type_.shape if isinstance(type_, TensorType) else None
 
@@ -173,7 +167,8 @@ def _shape(of: _Operands) -> Array | None:
     shape = _shape_of(of.types[0])
     if shape is None:
         return None
-    return _objects(shape[of.node.attrs.get("start", 0) : of.node.attrs.get("end", len(shape))])
+    begin, end = of.node.attrs.get("start", 0), of.node.attrs.get("end", len(shape))
+    return object_array(shape[begin:end])
 
 
 def _size(of: _Operands) -> Array | None:
@@ -389,7 +384,7 @@ def _range(of: _Operands) -> Array | None:
     # The rank and length of a shape value are fixed in a plan; its elements may be symbolic.
     if is_symbolic(count):
         return None
-    return _objects([start + k * delta for k in range(count)]) if count <= LIMIT else None
+    return object_array([start + k * delta for k in range(count)]) if count <= LIMIT else None
 
 
 def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:

@@ -150,11 +150,6 @@ def _integers(items: Sequence[int]) -> NDArray[np.int64]:
     return np.array(items, np.int64)
 
 
-def object_array(items: Sequence[Any]) -> Array:
-    """Return integers and symbolic integers as an array of objects."""
-    return np.array([*items, None], object)[:-1]  # without None, NumPy would convert the items
-
-
 def make_argument_layout(
     plan: Plan, cache: WeightCache, as_array: AsArray = _integers
 ) -> ArgumentLayout:

@@ -30,7 +30,6 @@ from subgraph.engine.executable.argument_layout import (
     Port,
     SymbolicConstant,
     make_argument_layout,
-    object_array,
 )
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
@@ -39,7 +38,7 @@ from subgraph.engine.planner.plan_types import Plan, PlanOptions
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Versions
 from subgraph.graph.size_expressions import Evaluate, Expression
-from subgraph.graph.symbolic import Trace, is_symbolic, plain
+from subgraph.graph.symbolic import Trace, is_symbolic, object_array, plain
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system import guard_pages
@@ -542,7 +541,4 @@ def make_symbolic_plan(
 
 def _objects(rows: Sequence[Sequence[Any]], width: int) -> NDArray[Any]:
     """Return rows of integers and symbolic integers as an array ``[rows, width]`` of objects."""
-    array = np.empty((len(rows), width), object)
-    for k, row in enumerate(rows):
-        array[k] = row
-    return array
+    return object_array([number for row in rows for number in row]).reshape(len(rows), width)
