@@ -30,7 +30,8 @@ class CompiledLoop:
         """
         self._session = session
         self._wiring = wiring
-        self._known: tuple[object, Iterations] | None = None  # the plan's inputs, its iterations
+        # The executable plan of the iterations, the plan that was bound then, and the iterations.
+        self._known: tuple[ExecutablePlan, object, Iterations] | None = None
 
     def __call__(self, inputs: Sequence[Any], limit: int | None) -> IterationsResult | None:
         """Run all iterations; return None if the loop cannot be compiled.
@@ -64,6 +65,8 @@ class CompiledLoop:
         if bound is None or not session.region.is_one_plan:
             raise Declined("the body has no one plan for these shapes")
         assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
-        if self._known is None or self._known[0] is not bound.inputs:
-            self._known = bound.inputs, make_iterations(bound, self._wiring)
-        return self._known[1]
+        known = self._known
+        # An executable plan may have been bound to other shapes since.
+        if known is None or known[0] is not bound or known[1] is not bound.plan:
+            known = self._known = bound, bound.plan, make_iterations(bound, self._wiring)
+        return known[2]
