@@ -14,7 +14,7 @@ from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.operator import operator_key
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.partition.explanation import Explanation
-from subgraph.visualization.scene import operators_of
+from subgraph.visualization.scene import cut_off, operators_of, with_type
 
 _MOST_CHARACTERS = 160  # of an attribute; longer ones, such as texts of a tokenizer, are cut off
 _MOST_OPERATORS = 12  # of a subgraph
@@ -86,7 +86,7 @@ def node_details(node: Node, sources: Sources) -> Details:
     rows += [(f"capture {k}", _shown(value)) for k, value in enumerate(node.captures)]
     rows += [(f"output {k}", _shown(value)) for k, value in enumerate(node.outputs)]
     rows += [(key, _attribute(held)) for key, held in node.attrs.items()]
-    rows += [(key, _cut_off(text)) for key, text in (node.metadata or {}).items()]
+    rows += [(key, _short(text)) for key, text in (node.metadata or {}).items()]
     why = list(sources.explanations[node].reasons) if node in sources.explanations else []
     if sources.query is not None and node.name in sources.query.reasons:
         why.append(str(sources.query.reasons[node.name]))
@@ -99,7 +99,7 @@ def value_details(value: Value, kind: str) -> Details:
     if value.producer is not None:
         rows.append(("made by", value.producer.name))
     if value.uses:
-        rows.append(("used by", _cut_off(", ".join(node.name for node in value.consumers))))
+        rows.append(("used by", _short(", ".join(node.name for node in value.consumers))))
     return Details(value.name, rows)
 
 
@@ -110,7 +110,7 @@ def _times(node: Node, sources: Sources) -> Iterable[tuple[str, str]]:
     share = f", {seconds / sources.total:.1%} of the run" if sources.total else ""
     yield "time", f"{seconds * 1e3:.4g} ms{share}"
     for entry in sources.entries.get(node.name, ()):
-        yield "kernel", f"{_cut_off(entry.kernel)} on {entry.device}"
+        yield "kernel", f"{_short(entry.kernel)} on {entry.device}"
         if entry.fallback:
             yield "fallback", entry.fallback
 
@@ -119,7 +119,7 @@ def _shown(value: Value | None) -> str:
     if value is None:
         return "(left out)"
     weight = "weight " if value.parameter is not None else ""
-    return f"{weight}{value.name}: {value.type or '?'}"
+    return f"{weight}{with_type(value)}"
 
 
 def _attribute(held: Any) -> str:
@@ -130,8 +130,8 @@ def _attribute(held: Any) -> str:
         kind = TensorType(dtype_of(array), array.shape)
         more = ", ..." if array.size > _MOST_ELEMENTS else ""
         return f"{kind}: {', '.join(map(str, array.ravel()[:_MOST_ELEMENTS]))}{more}"
-    return _cut_off(repr(held))
+    return _short(repr(held))
 
 
-def _cut_off(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 1] + "…"
+def _short(text: str) -> str:
+    return cut_off(text, _MOST_CHARACTERS)

@@ -188,21 +188,32 @@ def _reduce_crossings(vertices: _Vertices) -> None:
         neighbours = vertices.above if downward else vertices.below
         places = [0] * len(vertices.rank)
         for row in order if downward else reversed(order):
-            present = {vertex: place for place, vertex in enumerate(row)}
-
-            def centre(vertex: int, present: dict[int, int] = present) -> float:
-                around = neighbours[vertex]  # noqa: B023 (called in this pass alone)
-                if not around:
-                    return float(present[vertex])
-                return sum(map(places.__getitem__, around)) / len(around)  # noqa: B023
-
-            row.sort(key=centre)
+            centres = _centres(row, neighbours, places)
+            row.sort(key=centres.__getitem__)
             for place, vertex in enumerate(row):
                 places[vertex] = place
         crossings = _crossings(vertices)
         if crossings < fewest:
             best, fewest = [list(row) for row in order], crossings
     vertices.order = best
+
+
+def _centres(
+    row: Sequence[int], neighbours: Sequence[Sequence[int]], places: Sequence[int]
+) -> dict[int, float]:
+    """Return the mean place of each vertex's neighbours; its own place if it has none.
+
+    Args:
+        row: The vertices of a rank, from left to right.
+        neighbours: For each vertex its neighbours in the rank that was ordered before.
+        places: The place of each vertex of that rank.
+    """
+    centres: dict[int, float] = {}
+    for place, vertex in enumerate(row):
+        around = neighbours[vertex]
+        total = sum(map(places.__getitem__, around))
+        centres[vertex] = total / len(around) if around else float(place)
+    return centres
 
 
 def _crossings(vertices: _Vertices) -> int:

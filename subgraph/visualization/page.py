@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from subgraph.visualization.details import Details
-from subgraph.visualization.svg import svg_text
+from subgraph.visualization.svg import owner_class, svg_text
 
 _PACKAGE = "subgraph.visualization"
 
@@ -65,7 +65,7 @@ def make_page(
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     owners = "".join(
-        f'<span><i class="owner{number % 8}"></i>{svg_text(name)} ({count})</span>'
+        f'<span><i class="{owner_class(number)}"></i>{svg_text(name)} ({count})</span>'
         for number, (name, count) in enumerate(legend.items())
     )
     return f"""<!DOCTYPE html>

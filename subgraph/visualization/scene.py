@@ -266,6 +266,11 @@ def operators_of(graph: Graph, most: int = 3) -> str:
     return ", ".join(f"{count} {name}" for name, count in found)
 
 
-def cut_off(text: str) -> str:
-    """Return a text of at most `_MOST_CHARACTERS`, its end cut off."""
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 1] + "…"
+def cut_off(text: str, most: int = _MOST_CHARACTERS) -> str:
+    """Return a text of at most ``most`` characters, its end cut off."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def with_type(value: Value) -> str:
+    """Return the name of a value with its type."""
+    return f"{value.name}: {value.type or '?'}"

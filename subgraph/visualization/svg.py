@@ -7,17 +7,31 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from subgraph.visualization.layered_layout import Point
-from subgraph.visualization.scene import FRAME, INPUT, OUTPUT, TITLE_HEIGHT, Box, Edge, Scene
+from subgraph.visualization.scene import (
+    FRAME,
+    INPUT,
+    OUTPUT,
+    TITLE_HEIGHT,
+    Box,
+    Edge,
+    Scene,
+    with_type,
+)
 
 # Characters that XML does not allow, and lone surrogates, which no encoding has.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_OWNERS = 8  # colours in page.css; further owners share them
+_COLOURS = 8  # of owners in the style sheets; further owners share them
 _SHOWN_HEAT = 0.004  # smaller shares of the time have no visible colour
 
 
 def svg_text(text: str) -> str:
     """Return text for SVG and HTML, with replacements for characters that these forbid."""
     return escape(_FORBIDDEN.sub("\ufffd", text))
+
+
+def owner_class(owner: int) -> str:
+    """Return the class of the style sheets that has the colour of an owner."""
+    return f"owner{owner % _COLOURS}"
 
 
 def draw_svg(
@@ -55,7 +69,7 @@ def draw_svg(
 
 
 def _box(number: int, box: Box, tip: str, heat: float) -> str:
-    kind = box.kind if box.owner < 0 else f"{box.kind} owner{box.owner % _OWNERS}"
+    kind = box.kind if box.owner < 0 else f"{box.kind} {owner_class(box.owner)}"
     radius = {FRAME: 8, INPUT: 10, OUTPUT: 10}.get(box.kind, 4)
     place = f'x="{_number(box.x)}" y="{_number(box.y)}" width="{_number(box.width)}"'
     shape = f'<rect {place} height="{_number(box.height)}" rx="{radius}"/>'
@@ -85,10 +99,10 @@ def _texts(box: Box) -> str:
 
 
 def _line(edge: Edge) -> str:
-    tip = f"{edge.value.name}: {edge.value.type or '?'}"
+    tip = svg_text(with_type(edge.value))
     return (
         f'<path class="edge" data-from="{edge.source}" data-to="{edge.target}" '
-        f'd="{_path(edge.points)}" marker-end="url(#arrow)"><title>{svg_text(tip)}</title></path>'
+        f'd="{_path(edge.points)}" marker-end="url(#arrow)"><title>{tip}</title></path>'
     )
 
 

@@ -23,7 +23,15 @@ from subgraph.visualization import ENDINGS
 from subgraph.visualization.details import Details, Sources, node_details, value_details
 from subgraph.visualization.dot import to_dot
 from subgraph.visualization.page import Table, make_page, package_text
-from subgraph.visualization.scene import OUTPUT, Box, Scene, contents_of, make_scene, operators_of
+from subgraph.visualization.scene import (
+    OUTPUT,
+    Box,
+    Scene,
+    contents_of,
+    make_scene,
+    operators_of,
+    with_type,
+)
 from subgraph.visualization.svg import draw_svg
 
 # Drawings of more boxes take a browser seconds for each movement (estimate); the contents of
@@ -195,8 +203,8 @@ def _tables(graph: Graph, scene: Scene, sources: Sources) -> Iterator[Table]:
     numbers = {box.thing: k for k, box in enumerate(scene.boxes) if box.kind != OUTPUT}
     operators = operators_of(graph, 8)
     facts = [("nodes", str(len(graph.nodes))), ("operators", operators)]
-    facts += [("input", f"{v.name}: {v.type or '?'}") for v in graph.inputs if not v.parameter]
-    facts += [("output", f"{value.name}: {value.type or '?'}") for value in graph.outputs]
+    facts += [("input", with_type(v)) for v in graph.inputs if v.parameter is None]
+    facts += [("output", with_type(value)) for value in graph.outputs]
     if sources.total:
         facts.append(("time", f"{sources.total * 1e3:.4g} ms"))
     yield Table("The model", (), [(None, row) for row in facts])

@@ -25,8 +25,8 @@ from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache
 from subgraph.weights.mapped_files import release
 
-# Executable plans of one symbolic plan that a session has at the most (estimate: so many shapes may
-# alternate). For further shapes one of them is bound again, which is faster than to make another.
+# Upper bound of the executable plans that a session has of one symbolic plan (estimate: shapes that
+# alternate). For further shapes the session rebinds one, which is faster than making another.
 _MOST_INSTANCES = 6
 
 
