@@ -23,7 +23,9 @@ import numpy as np
 
 from subgraph.devices.default_core import compile_model
 from subgraph.errors import ConfigError, ModelError, SubgraphError
-from subgraph.frontends.pytorch_encoder import encoder_decomposition
+from subgraph.frontends.pytorch_decompositions import decompositions
+from subgraph.frontends.pytorch_difference import cause, difference, example_of
+from subgraph.frontends.pytorch_parts import run_in_parts, unwritten_operator
 from subgraph.frontends.pytorch_results import split_results
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter, transaction
@@ -88,9 +90,9 @@ def torch_backend(
 ) -> Callable[..., Any]:
     """Compile a traced graph: ``torch.compile(module, backend="subgraph")``.
 
-    PyTorch itself runs a graph that cannot run here, after a RuntimeWarning that says why: one that
-    is differentiated, has tensors that are not on the processor, has operators without a form in
-    ONNX, or gives other results for the inputs of the first call.
+    PyTorch itself runs operators without a form in ONNX, and a graph that cannot run here, after a
+    RuntimeWarning that says why: one that is differentiated, has tensors that are not on the
+    processor, or gives other results for the inputs of the first call.
 
     Args:
         module: The ``torch.fx.GraphModule``.
@@ -119,6 +121,17 @@ def torch_backend(
     if not reason:
         try:
             traced = _Traced.of(torch, module, example_inputs)
+        except _UnwrittenError as error:
+            reason = f"{error}"
+
+            def compile_part(part: Any, examples: Sequence[Any]) -> Callable[..., Any]:
+                return torch_backend(part, examples, options=options)
+
+            parts = run_in_parts(torch, module, example_inputs, error.operator, compile_part)
+            if parts is not None:
+                run, count = parts
+                _warn(f"{count} of {_operators(module)} operators", reason)
+                return run
         except SubgraphError as error:
             reason = f"{error}"
         else:
@@ -126,18 +139,30 @@ def torch_backend(
                 return _forward(module)
             compiled = _Compiled(torch, module, traced, options)
             # PyTorch's exporter gives some operators another meaning, without an error.
-            reason = _difference(torch, module, compiled, example_inputs, traced.changed)
+            reason = difference(torch, module, compiled.run, example_inputs, traced.changed)
             if not reason:
                 return compiled
-    _warn(module, reason)
+    _warn(f"a graph of {_operators(module)} operators", reason)
     return _forward(module)
 
 
-def _warn(module: Any, reason: str) -> None:
-    count = sum(node.op.startswith("call") for node in module.graph.nodes)
-    warnings.warn(
-        f"PyTorch itself runs a graph of {count} operators: {reason}", RuntimeWarning, stacklevel=3
-    )
+class _UnwrittenError(ModelError):
+    """PyTorch cannot write a graph as ONNX.
+
+    Attributes:
+        operator: The operator in the way, as "aten.roll.default"; "" if unknown.
+    """
+
+    operator = ""
+
+
+def _operators(module: Any) -> int:
+    """Return the number of operators of a traced graph."""
+    return sum(node.op.startswith("call") for node in module.graph.nodes)
+
+
+def _warn(what: str, reason: str) -> None:
+    warnings.warn(f"PyTorch itself runs {what}: {reason}", RuntimeWarning, stacklevel=3)
 
 
 def _forward(module: Any) -> Callable[..., Any]:
@@ -186,23 +211,25 @@ def _exported(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
             # Its signature then lists what the operators in place have changed.
-            return exported.run_decompositions(encoder_decomposition(torch))
+            return exported.run_decompositions(decompositions(torch))
     except Exception as error:  # of any type: the module's code runs
-        raise ModelError(f"PyTorch cannot export {_title(module)}: {_cause(error)}") from error
+        raise ModelError(f"PyTorch cannot export {_title(module)}: {cause(error)}") from error
 
 
 def _graph_of(torch: Any, exported: Any) -> Graph:
     """Return the graph of an exported program.
 
     Raises:
-        ModelError: an operator has no form in ONNX.
+        _UnwrittenError: an operator has no form in ONNX.
     """
     try:
         # The optimiser would compute constants from weights, which are then no parameters.
         with torch._guards.tracing(None), warnings.catch_warnings(action="ignore"):
             written = torch.onnx.export(exported, dynamo=True, optimize=False, verbose=False)
     except Exception as error:  # of any type, from the function for any operator
-        raise ModelError(f"PyTorch cannot write it as ONNX: {_cause(error)}") from error
+        made = _UnwrittenError(f"PyTorch cannot write it as ONNX: {cause(error)}")
+        made.operator = unwritten_operator(error)
+        raise made from error
     # The zero biases of convolutions, for example, are computed from the shapes of weights.
     return apply_pass(load(written.model_proto), "ConstantFolding")
 
@@ -210,13 +237,6 @@ def _graph_of(torch: Any, exported: Any) -> Graph:
 def _title(module: Any) -> str:
     name = type(module).__name__
     return "the traced graph" if name.startswith("GraphModule") else f"module {name}"
-
-
-def _cause(error: BaseException) -> str:
-    """Return the type and the first line of the error behind ``error``."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _obstacle(torch: Any, example_inputs: Sequence[Any]) -> str:
@@ -244,7 +264,7 @@ class _Traced:
     """A graph that ``torch.compile`` has traced.
 
     Attributes:
-        graph: The graph; its inputs are the tensors that differ from call to call.
+        graph: The graph; its inputs are the tensors and numbers that differ from call to call.
         inputs: The position of each of these among the inputs of the traced graph.
         weights: The position of each weight, its parameter, and its tensor at the first call.
         changed: The positions of the inputs that the traced graph changes in place; their new
@@ -268,17 +288,18 @@ class _Traced:
             example_inputs: The inputs of the first call.
 
         Raises:
-            ModelError: PyTorch cannot write it as ONNX, a result is neither a tensor nor a size,
-                or it draws random numbers.
+            ModelError: PyTorch cannot write it as ONNX, or not for all values of a number that it
+                takes, a result is neither a tensor nor a size, or it draws random numbers.
         """
         computed, finish = split_results(torch, module)
-        alone, positions = _with_tensors_only(torch, module, computed, example_inputs)
+        alone, positions = _without_sizes(torch, module, computed, example_inputs)
         holders = [node for node in alone.graph.nodes if node.op == "placeholder"]
-        tensors = tuple(example_inputs[position] for position in positions)
+        examples = [example_of(torch, example_inputs[position]) for position in positions]
         # PyTorch refuses tensors that share memory with one that is changed; see `_Compiled.run`.
-        seen = Counter(map(_address, tensors))
-        apart = tuple(x.clone() if seen[_address(x)] > 1 else x for x in tensors)
+        seen = Counter(map(_address, examples))
+        apart = tuple(x.clone() if _address(x) and seen[_address(x)] > 1 else x for x in examples)
         exported = _exported(torch, alone, apart, {}, _dynamic_shapes(torch, holders))
+        _check_numbers(torch, holders, exported)
         signature = exported.graph_signature
         names: Sequence[str] = signature.user_inputs
         changed = [positions[names.index(k)] for k in signature.user_inputs_to_mutate.values()]
@@ -293,7 +314,7 @@ class _Traced:
         inputs: list[int] = []
         weights: list[tuple[int, Parameter, Any]] = []
         for position, tensor, node, value in zip(
-            positions, tensors, holders, graph.inputs, strict=True
+            positions, examples, holders, graph.inputs, strict=True
         ):
             # PyTorch marks the parameters and buffers of the module, whose addresses stay.
             static = "_dynamo_static_input_type" in node.meta.get("tensor_dict", ())
@@ -307,7 +328,7 @@ class _Traced:
         return cls(graph, inputs, weights, changed, finish)
 
 
-def _with_tensors_only(
+def _without_sizes(
     torch: Any, module: Any, results: Sequence[Any], example_inputs: Sequence[Any]
 ) -> tuple[Any, list[int]]:
     """Return a copy of a traced graph that takes no symbolic sizes, which its tensors have, too.
@@ -319,10 +340,8 @@ def _with_tensors_only(
         example_inputs: Its inputs at the first call.
 
     Returns:
-        The copy, and the position of each of its inputs among those of ``module``.
-
-    Raises:
-        ModelError: it uses a number that is no size of an input.
+        The copy, and the position of each of its inputs among those of ``module``: of the tensors,
+        and of the numbers that are no size of a tensor.
     """
     graph = torch.fx.Graph()
     copies: dict[Any, Any] = {}
@@ -335,15 +354,11 @@ def _with_tensors_only(
             sizes.setdefault(str(size), (node, axis))
     positions: list[int] = []
     for position, (node, example) in enumerate(zip(holders, example_inputs, strict=True)):
-        if not isinstance(example, torch.SymInt):
+        found = sizes.get(str(node.meta["example_value"]))
+        if not isinstance(example, torch.SymInt) or (node.users and found is None):
             positions.append(position)
             continue
         if node.users:
-            found = sizes.get(str(node.meta["example_value"]))
-            if found is None:
-                raise ModelError(
-                    f"it takes the number {node}, which differs between calls: pass a tensor"
-                )
             with graph.inserting_after(holders[-1]):
                 size = graph.call_function(torch.ops.aten.sym_size.int, found)
             node.replace_all_uses_with(size)
@@ -351,16 +366,36 @@ def _with_tensors_only(
     return torch.fx.GraphModule(module, graph), positions
 
 
-def _dynamic_shapes(torch: Any, holders: Sequence[Any]) -> tuple[dict[int, Any], ...]:
+def _dynamic_shapes(torch: Any, holders: Sequence[Any]) -> tuple[Any, ...]:
     """Return ``dynamic_shapes`` of ``torch.export`` for the inputs of a traced graph."""
+    values = [node.meta["example_value"] for node in holders]
+    # PyTorch 2.7 takes each number for a constant, which `_check_numbers` notices.
+    number = torch.export.Dim.AUTO if torch.__version__ >= "2.8" else None
     return tuple(
-        {
+        number
+        if isinstance(value, torch.SymInt)
+        else {
             axis: torch.export.Dim.AUTO
-            for axis, size in enumerate(node.meta["example_value"].shape)
+            for axis, size in enumerate(value.shape)
             if isinstance(size, torch.SymInt)
         }
-        for node in holders
+        for value in values
     )
+
+
+def _check_numbers(torch: Any, holders: Sequence[Any], exported: Any) -> None:
+    """Check that an exported program serves all values of the numbers that it takes.
+
+    Raises:
+        ModelError: it holds for the number of the first call only.
+    """
+    made = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    for node, placeholder in zip(holders, made[-len(holders) :], strict=True):
+        number = isinstance(node.meta["example_value"], torch.SymInt)
+        if number and not isinstance(placeholder.meta["val"], torch.SymInt):
+            raise ModelError(
+                f"it takes the number {node}, which differs between calls: pass a tensor"
+            )
 
 
 class _Weight:
@@ -424,7 +459,7 @@ class _Compiled:
         try:
             return self.run(*inputs)
         except SubgraphError as error:  # PyTorch has a result, or an error of its own type
-            _warn(self._module, f"{error}")
+            _warn(f"a graph of {_operators(self._module)} operators", f"{error}")
             results: tuple[Any, ...] = self._module(*inputs)
             return results
 
@@ -460,58 +495,8 @@ class _Compiled:
                 weight.note(tensor, version)
 
 
-# Difference of results, relative to the largest element, from which on they are not those of the
-# same computation. Rounding to bfloat16 inside of a network gives less (estimate).
-_SAME = 0.1
-
-
-def _difference(
-    torch: Any,
-    module: Any,
-    compiled: _Compiled,
-    example_inputs: Sequence[Any],
-    changed: Collection[int],
-) -> str:
-    """Return how results differ from those of PyTorch; "" if they do not.
-
-    Args:
-        torch: The module torch.
-        module: The traced graph.
-        compiled: The same, compiled.
-        example_inputs: Its inputs at the first call.
-        changed: The positions of those that it changes in place, of which copies are used.
-    """
-
-    def inputs() -> list[Any]:
-        found = [x.node.hint if isinstance(x, torch.SymInt) else x for x in example_inputs]
-        return [x.clone() if k in changed else x for k, x in enumerate(found)]
-
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            wanted = module(*inputs())
-        except Exception as error:  # of any type: the call raises it again
-            return f"PyTorch raises {_cause(error)}"
-        try:
-            found = compiled.run(*inputs())
-        except SubgraphError as error:
-            return f"{error}"
-    for one, other in zip(found, wanted, strict=True):
-        if not isinstance(other, torch.Tensor):
-            if one != other:
-                return f"a result is {one}, not {other}"
-            continue
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return f"a result is {one.dtype} {[*one.shape]}, not {other.dtype} {[*other.shape]}"
-        if one.numel():
-            one, other = (x.double().nan_to_num(nan=0.0) for x in (one, other))
-            far = float((one - other).abs().max()) / max(float(other.abs().max()), 1e-30)
-            if far > _SAME:
-                return f"a result differs from PyTorch's by {far:.2g} of its largest element"
-    return ""
-
-
 def _address(tensor: Any) -> int:
-    """Return the address of the memory of a tensor, of which it may be a part; 0 for a size."""
+    """Return the address of the memory of a tensor, of which it may be a part; 0 for a number."""
     return 0 if isinstance(tensor, int) else tensor.untyped_storage().data_ptr()
 
 
@@ -528,7 +513,9 @@ def _share_memory(torch: Any, inputs: Sequence[Any], changed: Collection[int]) -
 
 
 def _array(torch: Any, tensor: Any) -> Array:
-    """Return an array over the memory of a tensor."""
+    """Return an array over the memory of a tensor, or with a number."""
+    if isinstance(tensor, int):
+        return np.asarray(tensor, np.int64)
     tensor = tensor.detach().resolve_neg()
     dtype = _unknown_to_numpy(torch).get(tensor.dtype)
     if dtype is not None:

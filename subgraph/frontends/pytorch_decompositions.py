@@ -1,7 +1,4 @@
-"""Encoder layers of ``torch.nn``, as operators that have a form in ONNX.
-
-While gradients are off, PyTorch traces ``torch.nn.TransformerEncoderLayer`` as one operator.
-"""
+"""Operators of PyTorch that its exporter does not know, made of operators with a form in ONNX."""
 
 from __future__ import annotations
 
@@ -9,8 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 
-def encoder_decomposition(torch: Any) -> dict[Any, Callable[..., Any]]:
-    """Return the decomposition of the operator, for ``ExportedProgram.run_decompositions``."""
+def decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
+    """Return the table of decompositions, for ``ExportedProgram.run_decompositions``."""
+    aten = torch.ops.aten
+    return {
+        aten._transformer_encoder_layer_fwd.default: _encoder_layer(torch),
+        aten.sort.stable: _stable_sort(torch),
+    }
+
+
+def _stable_sort(torch: Any) -> Callable[..., Any]:
+    """Return the sort that leaves equal elements in their order, as ONNX's TopK does."""
+
+    def sort(x: Any, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+        return torch.ops.aten.sort.default(x, dim, descending)
+
+    return sort
+
+
+def _encoder_layer(torch: Any) -> Callable[..., Any]:
+    """Return the layer of ``torch.nn.TransformerEncoderLayer``.
+
+    While gradients are off, PyTorch traces such a layer as one operator.
+    """
     linear, layer_norm = torch.nn.functional.linear, torch.nn.functional.layer_norm
 
     def layer(
@@ -53,4 +71,4 @@ def encoder_decomposition(torch: Any) -> dict[Any, Callable[..., Any]]:
         x = norm(x + attend(x), *norms[:2])
         return norm(x + feed(x), *norms[2:])
 
-    return {torch.ops.aten._transformer_encoder_layer_fwd.default: layer}
+    return layer
