@@ -23,11 +23,6 @@ from subgraph.ops.attention.decoding import require_heads
 from .transformer import added
 
 
-def axes(call: Call, *numbers: int) -> Value:
-    """Return axes, or sizes, as a constant vector of int64."""
-    return call.constant(numbers, "int64")
-
-
 def dimension(call: Call, x: Any, axis: int) -> Any:
     """Return the size of a dimension at run time, as a scalar.
 
@@ -36,23 +31,28 @@ def dimension(call: Call, x: Any, axis: int) -> Any:
         x: The value.
         axis: The dimension.
     """
-    return call.Squeeze(call.Shape(x, start=axis, end=axis + 1), axes(call, 0))
+    return call.Squeeze(call.Shape(x, start=axis, end=axis + 1), [0])
 
 
-def positions_below(call: Call, count: Any) -> Any:
-    """Return 0, 1, ..., ``count`` - 1, int64."""
-    return call.Range(call.constant(0, "int64"), count, call.constant(1, "int64"))
+def mask_scores(call: Call, mask: Any, keys: Any, query: Any) -> Any:
+    """Return what a mask adds to scores: 0 for keys that it allows, else ``mask_filter_value``.
 
-
-def mask_scores(call: Call, allowed: Any, dtype: str) -> Any:
-    """Return what is added to scores: 0 where ``allowed``, and ``mask_filter_value`` elsewhere."""
-    filler = call.attribute("mask_filter_value")
+    Args:
+        call: The node.
+        mask: See `_allowed_keys`; None: there is no mask, and the result is None.
+        keys: Number of keys, a scalar.
+        query: Queries [batch, positions, heads * size].
+    """
+    if mask is None:
+        return None
+    allowed = _allowed_keys(call, mask, keys, call.shape(query)[0])
+    dtype, filler = call.dtype(query), call.attribute("mask_filter_value")
     # -10000 is ONNX Runtime's documented default.
     hidden = call.constant(-10000.0 if filler is None else filler, dtype)
     return call.Where(allowed, call.constant(0, dtype), hidden)
 
 
-def key_mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
+def _allowed_keys(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
     """Return which keys a mask of the node allows, booleans [batch, 1, queries or 1, keys].
 
     Args:
@@ -65,13 +65,13 @@ def key_mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
     """
     rank = call.rank(mask)
     if rank in (2, 3):
-        return call.Unsqueeze(call.Cast(mask, to=9), axes(call, *((1, 2) if rank == 2 else (1,))))
+        return call.Unsqueeze(call.cast(mask, "bool"), [1, 2] if rank == 2 else [1])
     if rank != 1:
         raise call.unsupported(f"a mask of {rank} dimensions")
-    position = call.cast(positions_below(call, keys), call.dtype(mask))
+    position = call.cast(call.Range(0, keys, 1), call.dtype(mask))
 
     def spread(positions: Any) -> Any:
-        return call.Unsqueeze(positions, axes(call, 1, 2, 3))
+        return call.Unsqueeze(positions, [1, 2, 3])
 
     count = call.shape(mask)[0]
     # With unknown sizes the usual form, ends alone, is assumed. For the other form the mask then
@@ -79,7 +79,7 @@ def key_mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
     if count == batch or not (isinstance(count, int) and isinstance(batch, int)):
         return call.Less(position, spread(mask))
     if count == 3 * batch + 2:
-        return call.Less(position, spread(call.Slice(mask, axes(call, 0), axes(call, batch))))
+        return call.Less(position, spread(call.Slice(mask, [0], [batch])))
     if count != 2 * batch:
         raise call.unsupported(f"a mask of {count} positions for {batch} batches")
     ends, starts = call.Split(mask, axis=0, num_outputs=2, outputs=2)
@@ -115,8 +115,7 @@ def attend(
     query, key, value = operands
     if call.rank(key) == 4:
         size = call.size(key, 3)
-        shape = call.constant([0, 0, heads[0], size], "int64")
-        query = call.Transpose(call.Reshape(query, shape), perm=(0, 2, 1, 3))
+        query = call.Transpose(call.Reshape(query, [0, 0, heads[0], size]), perm=(0, 2, 1, 3))
         # Without cached ones, all keys and values are the new ones, which need no copy.
         out: list[Any] = [None, key, value]
         operands = (query, key, value, mask, *past)
@@ -131,8 +130,7 @@ def attend(
         last = call.shape(value)[3]
         # Reshape cannot compute a size (-1) if another dimension is empty.
         hidden = heads[0] * last if isinstance(last, int) else -1
-        merged = call.constant([0, 0, hidden], "int64")
-        flat = call.Reshape(call.Transpose(out[0], perm=(0, 2, 1, 3)), merged)
+        flat = call.Reshape(call.Transpose(out[0], perm=(0, 2, 1, 3)), [0, 0, hidden])
         return [flat, *out[1:]]
     attributes |= {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
     if past[0] is None and not (call.is_used("present") or call.is_used("present_key")):
@@ -151,29 +149,24 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
         qkv: Queries, keys and values side by side [batch, positions, sum of the sizes].
         sizes: Their sizes; None: all are equal.
     """
-    for name in ("do_rotary", "past_present_share_buffer"):
-        if call.attribute(name):
-            raise call.unsupported(f"{name}=1")
+    call.refuse_all_but(do_rotary=0, past_present_share_buffer=0)
     heads = require_heads(call.node, "num_heads")
     sizes = sizes or [call.size(qkv, -1) // 3] * 3
-    query, key, value = call.Split(qkv, call.constant(list(sizes), "int64"), axis=-1, outputs=3)
+    query, key, value = call.Split(qkv, list(sizes), axis=-1, outputs=3)
     past, keys = [None, None], dimension(call, query, 1)
     cached = call.input("past")
     if cached is not None:
         past = [call.Gather(cached, call.constant(k, "int64"), axis=0) for k in range(2)]
         # The mask has an entry for cached keys too.
         keys = call.Add(keys, dimension(call, cached, 3))
-    mask, mask_index = None, call.input("mask_index")
-    if mask_index is not None:
-        allowed = key_mask(call, mask_index, keys, call.shape(query)[0])
-        mask = mask_scores(call, allowed, call.dtype(query))
+    mask = mask_scores(call, call.input("mask_index"), keys, query)
     made, key, value = attend(
         call,
         (query, key, value),
         (heads, heads),
         mask=added(call, mask, call.input("attention_bias")),
         past=past,
-        # A mask of `key_mask` has an entry for each batch. A bias alone may broadcast over batches.
+        # The node's mask has an entry for each batch. A bias alone may broadcast over batches.
         requires="all_keys" if mask is None else "all_batches",
         is_causal=call.attribute("unidirectional"),
         scale=call.attribute("scale") or None,  # 0 means the default
@@ -181,7 +174,7 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
     if key is None:
         return [made, None]
     # ONNX Runtime's operator caches keys and values in one tensor.
-    parts = [call.Unsqueeze(part, axes(call, 0)) for part in (key, value)]
+    parts = [call.Unsqueeze(part, [0]) for part in (key, value)]
     return [made, call.Concat(*parts, axis=0)]
 
 
@@ -200,7 +193,7 @@ def attention_operands(
         node: The Attention; ``qkv_hidden_sizes`` for sizes that differ.
         x: [batch, positions, hidden].
         weights: [hidden, sizes of queries, keys and values].
-        mask: See `key_mask`.
+        mask: See `_allowed_keys`.
         past: Cached keys and values [2, batch, heads, positions, size].
     """
     _require_self(node, x, weights, mask, past)
@@ -217,7 +210,7 @@ def quantized_attention_operands(
         node: The QAttention.
         x: [batch, positions, hidden], bytes.
         weights: [hidden, 3 * heads * size], bytes.
-        mask: See `key_mask`.
+        mask: See `_allowed_keys`.
         past: Cached keys and values [2, batch, heads, positions, size].
     """
     _require_self(node, x, weights, mask, past)
@@ -320,7 +313,7 @@ def multi_head_operands(
             [batch, positions, heads, 2, size], packed with them.
         value: As unpacked keys.
         bias: Of queries, keys and values, one vector.
-        padding: See `key_mask`.
+        padding: See `_allowed_keys`.
     """
     require_rank("query", query, 5 if key is None else 3)
     packed, count = (query, 3) if key is None else (key, 2)
@@ -350,9 +343,7 @@ def multi_head_operands(
 def multi_head_attention(call: Call) -> Results:
     """Attention of queries to keys and values, which may be packed or split into heads."""
     query, key, value, bias, padding, scores, past_key, past_value = call.inputs[:8]
-    for name in ("past_sequence_length", "cache_indirection"):
-        if call.input(name) is not None:
-            raise call.unsupported(f"the input {name}")
+    call.refuse_inputs("past_sequence_length", "cache_indirection")
     if call.is_used("qk"):
         raise call.unsupported("the output qk")
     heads = require_heads(call.node, "num_heads")
@@ -360,10 +351,7 @@ def multi_head_attention(call: Call) -> Results:
     keys = dimension(call, operands[1], 1 if call.rank(operands[1]) == 3 else 2)
     if past_key is not None:
         keys = call.Add(keys, dimension(call, past_key, 2))
-    mask = None
-    if padding is not None:
-        allowed = key_mask(call, padding, keys, call.shape(operands[0])[0])
-        mask = mask_scores(call, allowed, call.dtype(operands[0]))
+    mask = mask_scores(call, padding, keys, operands[0])
     is_causal = call.attribute("unidirectional")
     if is_causal and not _has_as_many_keys(call, *operands[:2]):
         mask, is_causal = added(call, _last_queries(call, operands[0], keys, past_key), mask), 0
@@ -397,8 +385,8 @@ def _last_queries(call: Call, query: Any, keys: Any, past: Any) -> Any:
     queries = dimension(call, query, 1)
     least = call.constant(0, "int64") if past is None else dimension(call, past, 2)
     first = call.Max(call.Sub(keys, queries), least)
-    position = call.Add(call.Unsqueeze(positions_below(call, queries), axes(call, 1)), first)
-    seen = call.LessOrEqual(positions_below(call, keys), position)
+    position = call.Add(call.Unsqueeze(call.Range(0, queries, 1), [1]), first)
+    seen = call.LessOrEqual(call.Range(0, keys, 1), position)
     dtype = call.dtype(query)
     return call.Where(seen, call.constant(0, dtype), call.constant(float("-inf"), dtype))
 
@@ -409,10 +397,9 @@ def unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[An
     if key is None or (value is None and call.rank(key) == 5):
         packed = query if key is None else key
         hidden = call.size(packed, 2) * call.size(packed, 4)
-        flat = call.constant([0, 0, hidden], "int64")
         count = 3 if key is None else 2
         parts = call.Split(packed, axis=3, num_outputs=count, outputs=count)
-        found = [call.Reshape(part, flat) for part in parts]
+        found = [call.Reshape(part, [0, 0, hidden]) for part in parts]
         operands = found if key is None else [query, *found]
     if bias is None:
         return operands
@@ -420,7 +407,7 @@ def unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[An
     sizes = [call.size(operands[0], -1)]
     sizes += sizes[:1]
     rest = call.size(bias, 0) - sum(sizes)
-    parts = call.Split(bias, call.constant([*sizes, rest], "int64"), axis=0, outputs=3)
+    parts = call.Split(bias, [*sizes, rest], axis=0, outputs=3)
     return [
         call.Add(x, part, requires="one_row") if call.rank(x) == 3 else x
         for x, part in zip(operands, parts, strict=True)

@@ -24,10 +24,8 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.attention.decoding import require_heads, require_split
 
-from .attention import attend, axes, dimension, key_mask, mask_scores, positions_below, unpacked
+from .attention import attend, dimension, mask_scores, unpacked
 from .transformer import added
-
-_INT64 = 7  # element type of ONNX
 
 
 def rotary_operands(
@@ -67,25 +65,18 @@ def rotary_operands(
 def rotary_embedding(call: Call) -> Results:
     """Rotate pairs of elements by the angles of their positions."""
     x, positions, cosines, _ = call.inputs
-    _refuse_scaled(call)
+    call.refuse_all_but(is_packed_batching=0, scale=1.0)
     heads = call.attribute("num_heads")
     if call.rank(x) == 3 and not heads:
         # Without num_heads the table of angles says the size of a head: a cosine for each pair of
         # elements.
         heads = call.size(x, 2) // (2 * call.size(cosines, 1))
     if call.rank(positions) == 1:  # of the first token of each batch
-        tokens = positions_below(call, dimension(call, x, 1 if call.rank(x) == 3 else 2))
-        row = call.Unsqueeze(call.Add(positions, tokens), axes(call, 0))
-        batch = call.Concat(call.Shape(x, start=0, end=1), axes(call, 1), axis=0)
+        tokens = call.Range(0, dimension(call, x, 1 if call.rank(x) == 3 else 2), 1)
+        row = call.Unsqueeze(call.Add(positions, tokens), [0])
+        batch = call.Concat(call.Shape(x, start=0, end=1), [1], axis=0)
         positions = call.Expand(row, batch)
     return [_rotated(call, x, positions, heads)]
-
-
-def _refuse_scaled(call: Call) -> None:
-    """Raise UnsupportedOpError for rotations with options that no body has."""
-    for name, plain in (("is_packed_batching", 0), ("scale", 1.0)):
-        if call.attribute(name) != plain:
-            raise call.unsupported(f"{name}={call.attribute(name)}")
 
 
 def _rotated(call: Call, x: Any, positions: Any, heads: int) -> Any:
@@ -155,7 +146,7 @@ def multimodal_rotary_operands(
 def multimodal_rotary_embedding(call: Call) -> Results:
     """Rotate pairs by angles of three positions, each for its section of the pairs (M-RoPE)."""
     x, positions, cosines, sines = call.inputs
-    _refuse_scaled(call)
+    call.refuse_all_but(is_packed_batching=0, scale=1.0)
     sections = [int(size) for size in call.attribute("mrope_section")]
     pairs = sum(sections)
     stream = np.repeat(np.arange(3), sections)
@@ -168,7 +159,7 @@ def multimodal_rotary_embedding(call: Call) -> Results:
     last = call.constant(np.iinfo(np.int64).max, "int64")
     positions = call.Where(call.Less(positions, 0), last, positions)
     parts = call.Split(positions, axis=0, num_outputs=3, outputs=3)
-    rows = [call.Squeeze(part, axes(call, 0)) for part in parts]
+    rows = [call.Squeeze(part, [0]) for part in parts]
     tables: list[Any] = []
     for table in (cosines, sines):
         angles = [call.Gather(table, row) for row in rows]
@@ -247,28 +238,32 @@ def group_query_attention(call: Call) -> Results:
 
     Batch b has ``seqlens_k[b] + 1`` positions, the new ones at the end.
     """
-    _refuse_group_query(call)
+    call.refuse_all_but(
+        sliding_window_cache=0, qk_output=0, k_quant_type="NONE", v_quant_type="NONE",
+        kv_cache_bit_width=0,
+    )  # fmt: skip
+    call.refuse_inputs("query_seqlens")
     operands: list[Any] = call.inputs[:7]
     query, key, value, past_key, past_value, lengths, total = operands
     heads, kv_heads = (require_heads(call.node, name) for name in ("num_heads", "kv_num_heads"))
     if key is None:
         size = call.size(query, 2) // (heads + 2 * kv_heads)
-        sizes = call.constant([heads * size, kv_heads * size, kv_heads * size], "int64")
+        sizes = [heads * size, kv_heads * size, kv_heads * size]
         query, key, value = call.Split(query, sizes, axis=2, outputs=3)
     else:
         size = call.size(query, 2) // heads
     query = _normalized(call, query, call.input("q_norm_weight"), size)
     key = _normalized(call, key, call.input("k_norm_weight"), size)
     count = dimension(call, query, 1)
-    ends = call.Add(call.Reshape(call.Cast(lengths, to=_INT64), axes(call, -1)), 1)
+    ends = call.Add(call.Reshape(call.cast(lengths, "int64"), [-1]), 1)
     # In a prompt of sequences of several lengths the shorter ones are padded at their ends, so that
     # they have more queries than positions and still begin at 0.
     starts = call.Max(call.Sub(ends, count), call.constant(0, "int64"))
     if call.attribute("do_rotary"):
         positions = call.input("position_ids")
         if positions is None:
-            first = call.Unsqueeze(starts, axes(call, 1))
-            positions = call.Add(first, positions_below(call, count))
+            first = call.Unsqueeze(starts, [1])
+            positions = call.Add(first, call.Range(0, count, 1))
         query = _rotated(call, query, positions, heads)
         key = _rotated(call, key, positions, kv_heads)
     new = [
@@ -304,16 +299,6 @@ def _sinks(call: Call, keys: Any, heads: int) -> Value | None:
     return found
 
 
-def _refuse_group_query(call: Call) -> None:
-    """Refuse quantized caches and caches of a window, and scores as outputs."""
-    plain = {"sliding_window_cache": 0, "qk_output": 0, "k_quant_type": "NONE"}
-    for name, usual in {**plain, "v_quant_type": "NONE", "kv_cache_bit_width": 0}.items():
-        if call.attribute(name) != usual:
-            raise call.unsupported(f"{name}={call.attribute(name)}")
-    if call.input("query_seqlens") is not None:
-        raise call.unsupported("the input query_seqlens")
-
-
 def _normalized(call: Call, x: Any, weight: Value | None, size: int) -> Any:
     """Return queries or keys with each head normalized, if there is a weight."""
     if weight is None:
@@ -321,24 +306,24 @@ def _normalized(call: Call, x: Any, weight: Value | None, size: int) -> Any:
     hidden = call.shape(x)[2]
     # Reshape cannot compute a size (-1) if another dimension is empty.
     last, heads = (hidden, hidden // size) if isinstance(hidden, int) else (-1, -1)
-    rows = call.Reshape(x, call.constant([0, 0, heads, size], "int64"))
+    rows = call.Reshape(x, [0, 0, heads, size])
     normal = call.RMSNormalization(rows, weight, epsilon=call.attribute("qk_norm_epsilon"))
-    return call.Reshape(normal, call.constant([0, 0, last], "int64"))
+    return call.Reshape(normal, [0, 0, last])
 
 
 def _shape_by_heads(call: Call, x: Any, query: Any, heads: int, size: int) -> Any:
     """Return the shape of keys or values split into heads, with as many positions as queries."""
     sizes = call.shape(query)[:2]
     if call.shape(x)[:2] == sizes and None not in sizes:
-        return call.constant([0, 0, heads, size], "int64")
-    return call.Concat(call.Shape(query, start=0, end=2), axes(call, heads, size), axis=0)
+        return [0, 0, heads, size]
+    return call.Concat(call.Shape(query, start=0, end=2), [heads, size], axis=0)
 
 
 def _missing_positions(call: Call, past: Any, total: Any) -> Any:
     """Return the number of positions that a cache lacks, a vector of one element."""
     before = dimension(call, past, 2)
-    wanted = call.Max(before, call.Reshape(call.Cast(total, to=_INT64), call.constant([], "int64")))
-    return call.Unsqueeze(call.Sub(wanted, before), axes(call, 0))
+    wanted = call.Max(before, call.Reshape(call.cast(total, "int64"), []))
+    return call.Unsqueeze(call.Sub(wanted, before), [0])
 
 
 def _updated_cache(call: Call, past: Any, new: Any, missing: Any, starts: Any) -> Any:
@@ -433,46 +418,37 @@ def masked_operands(
 def decoder_masked_attention(call: Call) -> Results:
     """Attention of one token to those before it, whose keys and values a cache with room holds."""
     query, key, value, padding, scores, past_key, past_value, before = call.inputs[:8]
-    for name in ("beam_width", "cache_indirection"):
-        if call.input(name) is not None:
-            raise call.unsupported(f"the input {name}")
+    call.refuse_inputs("beam_width", "cache_indirection")
     if call.is_used("qk"):
         raise call.unsupported("the output qk")
     heads = require_heads(call.node, "num_heads")
     query, key, value = unpacked(call, query, key, value, call.input("bias"))
     scale = call.attribute("scale") or None  # 0 means the default
     if call.rank(key) == 4:
-        mask = None
-        if padding is not None:
-            allowed = key_mask(call, padding, dimension(call, key, 2), call.shape(query)[0])
-            mask = mask_scores(call, allowed, call.dtype(query))
-        made = attend(
-            call, (query, key, value), (heads, heads), mask=added(call, mask, scores), scale=scale
-        )
+        mask = added(call, mask_scores(call, padding, dimension(call, key, 2), query), scores)
+        made = attend(call, (query, key, value), (heads, heads), mask=mask, scale=scale)
         return [made[0], None, None]
     if not call.attribute("past_present_share_buffer"):
         raise call.unsupported("past_present_share_buffer=0")
-    start = call.Reshape(call.Cast(before, to=_INT64), axes(call, 1))
+    start = call.Reshape(call.cast(before, "int64"), [1])
     starts = call.Expand(start, call.Shape(query, start=0, end=1))
-    shape = axes(call, 0, 0, heads, call.size(query, 2) // heads)
+    shape = [0, 0, heads, call.size(query, 2) // heads]
     cache: list[Any] = []
     for x, past in ((key, past_key), (value, past_value)):
         new = call.Transpose(call.Reshape(x, shape), perm=(0, 2, 1, 3))
         cache.append(call.TensorScatter(past, new, starts, axis=2))
     room = dimension(call, past_key, 2)
-    mask = call.LessOrEqual(positions_below(call, room), start)
-    dtype, padded = call.dtype(query), None
+    mask = call.LessOrEqual(call.Range(0, room, 1), start)
     if padding is not None:
         # Positions without an entry are those that the mask hides anyway.
-        allowed = key_mask(call, _extended(call, call.Cast(padding, to=9), room), room, None)
-        padded = mask_scores(call, allowed, dtype)
+        padding = _extended(call, call.cast(padding, "bool"), room)
     if scores is not None:
         scores = _extended(call, scores, room)
-    scores = added(call, padded, scores)
+    scores = added(call, mask_scores(call, padding, room, query), scores)
     if scores is None:
-        mask = call.Unsqueeze(mask, axes(call, 0, 1, 2))
+        mask = call.Unsqueeze(mask, [0, 1, 2])
     else:
-        mask = call.Where(mask, scores, call.constant(float("-inf"), dtype))
+        mask = call.Where(mask, scores, call.constant(float("-inf"), call.dtype(query)))
     made = attend(call, (query, *cache), (heads, heads), mask=mask, scale=scale)
     return [made[0], *cache]
 
@@ -480,6 +456,6 @@ def decoder_masked_attention(call: Call) -> Results:
 def _extended(call: Call, x: Any, room: Any) -> Any:
     """Return an operand with zeros behind its last axis, up to a size of ``room``."""
     rank = call.rank(x)
-    missing = call.Unsqueeze(call.Sub(room, dimension(call, x, rank - 1)), axes(call, 0))
+    missing = call.Unsqueeze(call.Sub(room, dimension(call, x, rank - 1)), [0])
     shape = call.Concat(call.Shape(x, start=0, end=rank - 1), missing, axis=0)
     return call.Concat(x, call.Expand(call.constant(0, call.dtype(x)), shape), axis=-1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import ONNX_DTYPE
 from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import (
     Tensor,
@@ -19,8 +18,7 @@ from subgraph.operators.requirements import (
     require_shape,
 )
 
-from .attention import axes
-from .linear_attention import attend_tokens, flat, refuse_cuda_only, repeated, rule_operands
+from .linear_attention import attend_tokens, flat, repeated, rule_operands
 
 
 def delta_net_operands(
@@ -138,7 +136,7 @@ def _gate_operands(
 )
 def gated_delta_net(call: Call) -> Results:
     """Linear attention of requests that follow each other, with a state of values by keys."""
-    refuse_cuda_only(call, state_update_capacity=0)
+    call.refuse_all_but(state_update_capacity=0)
     query, bounds, state = (call.input(n) for n in ("query", "cu_seqlens", "initial_state"))
     dtype = call.dtype(query)
     q, k, v, sizes = _heads_of_tokens(call)
@@ -150,9 +148,7 @@ def gated_delta_net(call: Call) -> Results:
         state = call.Transpose(state, perm=(0, 1, 3, 2))
     # [batch, tokens, heads, size] from here on; requests of different lengths are one batch each.
     if call.rank(q) == 3:
-        batch = axes(call, 1)
-        if bounds is None:
-            batch = call.Shape(state, end=1)
+        batch = [1] if bounds is not None else call.Shape(state, end=1)
         tokens = [None if x is None else _batched(call, x, batch) for x in tokens]
     tokens[:2] = [repeated(call, x, heads, value_heads // heads) for x in tokens[:2]]
     parts = [None if x is None else flat(call, x) for x in tokens]
@@ -167,7 +163,7 @@ def gated_delta_net(call: Call) -> Results:
     else:
         y, last = _of_requests(call, parts, state, attend)
     whole = call.Shape(query, end=call.rank(query) - (1 if call.input("key") is None else 2))
-    shape = call.Concat(whole, axes(call, value_heads, value_size), axis=0)
+    shape = call.Concat(whole, [value_heads, value_size], axis=0)
     y = call.cast(call.Reshape(y, shape), dtype)
     return [y, call.Transpose(last, perm=(0, 1, 3, 2)), None]
 
@@ -187,10 +183,10 @@ def _heads_of_tokens(call: Call) -> tuple[Any, Any, Any, tuple[int, int, int, in
     state = call.input("initial_state")
     value_heads, value_size, size = (call.size(state, k) for k in (1, 2, 3))
     heads = (call.size(query, -1) - value_heads * value_size) // (2 * size)
-    widths = axes(call, heads * size, heads * size, value_heads * value_size)
+    widths = [heads * size, heads * size, value_heads * value_size]
     parts = call.Split(query, widths, axis=-1, outputs=3)
     q, k, v = (
-        call.Reshape(part, call.Concat(call.Shape(part, end=-1), axes(call, *form), axis=0))
+        call.Reshape(part, call.Concat(call.Shape(part, end=-1), form, axis=0))
         for part, form in zip(
             parts, [(heads, size), (heads, size), (value_heads, value_size)], strict=True
         )
@@ -200,7 +196,7 @@ def _heads_of_tokens(call: Call) -> tuple[Any, Any, Any, tuple[int, int, int, in
 
 def _normalized(call: Call, x: Any) -> Any:
     """Return rows divided by their lengths; ONNX Runtime adds 1e-12 to the sums of squares."""
-    squares = call.ReduceSumSquare(x, axes(call, -1), keepdims=1)
+    squares = call.ReduceSumSquare(x, [-1], keepdims=1)
     return call.Div(x, call.Sqrt(call.Add(squares, 1e-12)))
 
 
@@ -222,9 +218,9 @@ def _decay(call: Call, size: int) -> Any:
     rates: Any = call.Exp(a_log)
     shift: Any = bias
     if per_key:
-        rates = call.Unsqueeze(rates, axes(call, -1))
+        rates = call.Unsqueeze(rates, [-1])
         has_keys = call.rank(bias) == 2 or call.size(bias, 0) != call.size(a_log, 0) or size == 1
-        shift = call.Reshape(bias, axes(call, -1, size if has_keys else 1))
+        shift = call.Reshape(bias, [-1, size if has_keys else 1])
     total = call.Add(raw, shift)
     if kind in ("softplus", "qwen"):
         return call.Neg(call.Mul(rates, call.Softplus(total)))
@@ -242,7 +238,7 @@ def _rate(call: Call) -> Any:
 
 def _batched(call: Call, x: Any, batch: Any) -> Any:
     """Return ``[all tokens, ...]`` as ``[batch, tokens, ...]``."""
-    shape = call.Concat(batch, axes(call, -1), call.Shape(x, start=1), axis=0)
+    shape = call.Concat(batch, [-1], call.Shape(x, start=1), axis=0)
     return call.Reshape(x, shape)
 
 
@@ -257,10 +253,8 @@ def _of_requests(call: Call, parts: list[Any], state: Any, attend: Any) -> tuple
     """
     bounds = call.input("cu_seqlens")
     count = call.size(bounds, 0) - 1
-    ends, begins = (
-        call.Slice(bounds, axes(call, k), axes(call, k + count), axes(call, 0)) for k in (1, 0)
-    )
-    lengths = call.Cast(call.Sub(ends, begins, requires="first_is_zero"), to=ONNX_DTYPE["int64"])
+    ends, begins = (call.Slice(bounds, [k], [k + count], [0]) for k in (1, 0))
+    lengths = call.cast(call.Sub(ends, begins, requires="first_is_zero"), "int64")
     requests = [
         [None] * count if x is None else _listed(call.Split(x, lengths, axis=1, outputs=count))
         for x in parts
@@ -268,7 +262,7 @@ def _of_requests(call: Call, parts: list[Any], state: Any, attend: Any) -> tuple
     results: list[Any] = []
     states: list[Any] = []
     for number, mine in enumerate(zip(*requests, strict=True)):
-        begin = None if state is None else call.Gather(state, axes(call, number), axis=0)
+        begin = None if state is None else call.Gather(state, [number], axis=0)
         y, last = attend(list(mine), begin)
         results.append(y)
         states.append(last)

@@ -20,7 +20,6 @@ from subgraph.operators.requirements import (
     require_within,
 )
 
-from .attention import axes
 from .linear_attention import END
 
 # Hyper-connections
@@ -68,7 +67,7 @@ def _grouped(call: Call, x: Any) -> Any:
     x, branches = call.cast(x, "float32"), call.attribute("num_branches")
     if not branches:
         return x
-    sizes = axes(call, branches, call.size(x, -1) // branches)
+    sizes = [branches, call.size(x, -1) // branches]
     return call.Reshape(x, call.Concat(call.Shape(x, end=-1), sizes, axis=0))
 
 
@@ -79,7 +78,7 @@ def _gates(call: Call, gates: Any, x: Any) -> Any:
         return gates
     if call.attribute("num_branches") and call.size(gates, -1) != call.size(x, -2):
         return call.Reshape(gates, call.Shape(x))
-    return call.Unsqueeze(gates, axes(call, -1))
+    return call.Unsqueeze(gates, [-1])
 
 
 @function(
@@ -93,7 +92,7 @@ def hyper_connection_pre_mix(call: Call) -> Results:
     """Return the sum of streams times their gates, in float32."""
     x = _grouped(call, call.inputs[0])
     products = call.Mul(x, _gates(call, call.inputs[1], x))
-    total = call.ReduceSum(products, axes(call, -2), keepdims=0)
+    total = call.ReduceSum(products, [-2], keepdims=0)
     scaled = call.Mul(total, call.attribute("reduction_scale"))
     return [call.cast(scaled, call.dtype(call.inputs[0]))]
 
@@ -130,7 +129,7 @@ def hyper_connection_post_mix(call: Call) -> Results:
     given, block, gates, mix = call.inputs
     x = _grouped(call, given)
     rank = call.rank(x)
-    added = call.Unsqueeze(call.cast(block, "float32"), axes(call, -2))
+    added = call.Unsqueeze(call.cast(block, "float32"), [-2])
     added = call.Mul(_gates(call, gates, x), added)
     if mix is not None:
         swapped = (*range(rank - 2), rank - 1, rank - 2)
@@ -182,11 +181,11 @@ def engram_gate(call: Call) -> Results:
     key, query, value, key_scale, query_scale, value_scale = call.inputs
     dtype, size = call.dtype(key), call.size(key, 3)
     factors = _normalized(call, key, key_scale), _normalized(call, query, query_scale)
-    dot = call.ReduceSum(call.Mul(*factors), axes(call, -1), keepdims=1)
+    dot = call.ReduceSum(call.Mul(*factors), [-1], keepdims=1)
     dot = call.Mul(dot, size**-0.5)
     root = call.Sqrt(call.Max(call.Abs(dot), 1e-6))
     gate = call.Sigmoid(call.Mul(call.Sign(dot), root))
-    gated = call.Mul(gate, call.Unsqueeze(call.cast(value, "float32"), axes(call, 2)))
+    gated = call.Mul(gate, call.Unsqueeze(call.cast(value, "float32"), [2]))
     normal = None if value_scale is None else _normalized(call, gated, value_scale)
     return [call.cast(gated, dtype), None if normal is None else call.cast(normal, dtype)]
 
@@ -250,13 +249,13 @@ def ngram_hash_mapping(call: Call) -> Results:
     dtype, before = call.dtype(ids), longest - 1
     missing = call.constant(call.attribute("pad_id"), dtype) if end is None else end
     if past is None:
-        past = call.Expand(missing, call.Concat(call.Shape(ids, end=1), axes(call, before), axis=0))
+        past = call.Expand(missing, call.Concat(call.Shape(ids, end=1), [before], axis=0))
     known = call.Concat(past, ids, axis=1)
 
     def shifted(x: Any, words: int) -> Any:
         """Return ``x``, which has ``before`` columns more, as it was some words before."""
-        stop = axes(call, -words if words else END)
-        return call.Slice(x, axes(call, before - words), stop, axes(call, 1))
+        stop = [-words if words else END]
+        return call.Slice(x, [before - words], stop, [1])
 
     # Whether a text ends at a word, or begins there: words before that do not count.
     ends = (
@@ -264,15 +263,13 @@ def ngram_hash_mapping(call: Call) -> Results:
     )
     begins = None
     if segments is not None:
-        first = call.Slice(segments, axes(call, 0), axes(call, 1), axes(call, 1))
-        former = call.Slice(
-            call.Concat(first, segments, axis=1), axes(call, 0), axes(call, -1), axes(call, 1)
-        )
+        first = call.Slice(segments, [0], [1], [1])
+        former = call.Slice(call.Concat(first, segments, axis=1), [0], [-1], [1])
         changes = call.cast(call.Not(call.Equal(segments, former)), "int32")
-        begins = call.cast(call.Pad(changes, axes(call, 0, before, 0, 0)), "bool")
+        begins = call.cast(call.Pad(changes, [0, before, 0, 0]), "bool")
     # Sizes that are not positive are errors of Gather, as are indices of no table.
     tables = before * heads
-    at = call.Where(call.Less(sizes, 1), axes(call, tables), axes(call, *range(tables)))
+    at = call.Where(call.Less(sizes, 1), [tables], [*range(tables)])
     sizes = call.Gather(sizes, at)
     found: list[Any] = []
     hashed: Any = None
@@ -285,12 +282,12 @@ def ngram_hash_mapping(call: Call) -> Results:
                     flag = shifted(flags, words)
                     hidden = flag if hidden is None else call.Or(hidden, flag)
             word = word if hidden is None else call.Where(hidden, missing, word)
-        factor = call.Slice(multipliers, axes(call, k), axes(call, k + 1), axes(call, 0))
+        factor = call.Slice(multipliers, [k], [k + 1], [0])
         product = call.Mul(word, factor)
         hashed = product if hashed is None else call.BitwiseXor(hashed, product)
         if k:
-            part = axes(call, (k - 1) * heads), axes(call, k * heads), axes(call, 0)
-            found.append(call.Mod(call.Unsqueeze(hashed, axes(call, 2)), call.Slice(sizes, *part)))
+            part = [(k - 1) * heads], [k * heads], [0]
+            found.append(call.Mod(call.Unsqueeze(hashed, [2]), call.Slice(sizes, *part)))
     rows = found[0] if len(found) == 1 else call.Concat(*found, axis=2)
-    last = call.Slice(known, axes(call, -before), axes(call, END), axes(call, 1))
+    last = call.Slice(known, [-before], [END], [1])
     return [rows if offsets is None else call.Add(rows, offsets), last]

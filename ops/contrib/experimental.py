@@ -12,8 +12,6 @@ from subgraph.graph.graph import Node
 from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import Tensor, require, require_rank, require_shape
 
-from .attention import axes
-
 
 @function("Affine", "X -> Y", domain="", alpha=1.0, beta=0.0)
 def affine(call: Call) -> Results:
@@ -91,9 +89,9 @@ def crop(call: Call) -> Results:
     left, top, right, bottom = call.attribute("border")
     size = call.attribute("scale")
     if not size:
-        return [call.Pad(call.inputs[0], axes(call, 0, 0, -top, -left, 0, 0, -bottom, -right))]
-    ends = axes(call, top + size[0], left + size[1])
-    return [call.Slice(call.inputs[0], axes(call, top, left), ends, axes(call, 2, 3))]
+        return [call.Pad(call.inputs[0], [0, 0, -top, -left, 0, 0, -bottom, -right])]
+    ends = [top + size[0], left + size[1]]
+    return [call.Slice(call.inputs[0], [top, left], ends, [2, 3])]
 
 
 @function("DynamicSlice", "data, starts, ends, axes? -> output", domain="")

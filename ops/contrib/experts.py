@@ -24,7 +24,6 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import MICROSOFT, Attribute
 
-from .attention import axes
 from .weights import BITS, LEAST_BLOCK, require_blocks, unpacked
 
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
@@ -71,7 +70,7 @@ def _routed(call: Call, router: Any, mixing: Any, *, of_chosen: bool) -> tuple[A
         of_chosen: Whether probabilities that sum up to 1 are a softmax of the chosen logits; else
             they are those of all experts, divided by their sum.
     """
-    k = call.constant([call.attribute("k")], "int64")
+    k = [call.attribute("k")]
     normalized = bool(call.attribute("normalize_routing_weights"))
     if mixing is None and normalized and of_chosen:
         values, chosen = call.TopK(router, k, axis=-1, outputs=2)
@@ -82,7 +81,7 @@ def _routed(call: Call, router: Any, mixing: Any, *, of_chosen: bool) -> tuple[A
     else:
         shares, chosen = call.TopK(call.Softmax(router, axis=-1), k, axis=-1, outputs=2)
     if normalized:
-        shares = call.Div(shares, call.ReduceSum(shares, axes(call, -1), keepdims=1))
+        shares = call.Div(shares, call.ReduceSum(shares, [-1], keepdims=1))
     return chosen, shares
 
 
@@ -91,7 +90,7 @@ def _layer(call: Call, layer: _Layer, experts: Any, columns: Any) -> Any:
     product = call.MatMul(layer.of(call, experts), columns)
     if layer.bias is None:
         return product
-    bias = call.Unsqueeze(call.Gather(layer.bias, experts, axis=0), axes(call, -1))
+    bias = call.Unsqueeze(call.Gather(layer.bias, experts, axis=0), [-1])
     return call.Add(product, bias)
 
 
@@ -107,7 +106,7 @@ def _activated(call: Call, x: Any, gate: Any) -> Any:
     if kind == "swiglu":
         fusion, size = call.attribute("swiglu_fusion"), call.size(x, 1)
         if fusion == 1:  # pairs of neighbours
-            pairs = call.Reshape(x, axes(call, 0, size // 2, 2))
+            pairs = call.Reshape(x, [0, size // 2, 2])
             x, gate = call.Split(pairs, axis=2, num_outputs=2, outputs=2)
         elif fusion == 2:
             x, gate = call.Split(x, axis=1, num_outputs=2, outputs=2)
@@ -139,15 +138,15 @@ def _mixture(
     x, k = call.inputs[0], call.attribute("k")
     chosen, shares = routed
     size = call.size(x, -1)
-    rows = call.Reshape(x, axes(call, -1, 1, size))
-    repeated = call.Expand(rows, axes(call, 1, k, 1))
-    columns = call.Reshape(repeated, axes(call, -1, size, 1))
-    experts = call.Reshape(chosen, axes(call, -1))
+    rows = call.Reshape(x, [-1, 1, size])
+    repeated = call.Expand(rows, [1, k, 1])
+    columns = call.Reshape(repeated, [-1, size, 1])
+    experts = call.Reshape(chosen, [-1])
     gate = None if third is None else _layer(call, third, experts, columns)
     inner = _activated(call, _layer(call, first, experts, columns), gate)
-    results = call.Reshape(_layer(call, second, experts, inner), axes(call, -1, k, size))
-    weighted = call.Mul(results, call.Unsqueeze(shares, axes(call, -1)))
-    total = call.ReduceSum(weighted, axes(call, 1), keepdims=0)
+    results = call.Reshape(_layer(call, second, experts, inner), [-1, k, size])
+    weighted = call.Mul(results, call.Unsqueeze(shares, [-1]))
+    total = call.ReduceSum(weighted, [1], keepdims=0)
     return [call.Reshape(total, call.Shape(x))]
 
 
@@ -231,10 +230,7 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def _refuse_options(call: Call) -> None:
-    for name in ("use_sparse_mixer", "swiglu_limit_after_activation"):
-        if call.attribute(name):
-            raise call.unsupported(f"{name}=1")
+_SUPPORTED = {"use_sparse_mixer": 0, "swiglu_limit_after_activation": 0}
 
 
 @function(
@@ -246,7 +242,7 @@ def _refuse_options(call: Call) -> None:
 )
 def moe(call: Call) -> Results:
     """Add the results of the experts that the router chooses."""
-    _refuse_options(call)
+    call.refuse_all_but(**_SUPPORTED)
     _, router, first, first_bias, second, second_bias, third, third_bias = call.inputs
     routed = _routed(call, router, None, of_chosen=False)
     gate = None if third is None else _Layer(third, third_bias)
@@ -341,12 +337,12 @@ def _quantized(call: Call, name: str) -> _Layer:
     if block <= 0:
         # A scale for each row: a block as long as a row, or longer, of a size that is supported.
         block = max(LEAST_BLOCK, 1 << (inputs - 1).bit_length())
-        scales = call.Unsqueeze(scales, axes(call, -1))
+        scales = call.Unsqueeze(scales, [-1])
         if zeros is not None:
             # A byte for each row, whose low bits are the number.
             points = unpacked(call, zeros, bits)
-            points = call.Slice(points, axes(call, 0), axes(call, outputs), axes(call, -1))
-            zeros = call.Reshape(points, axes(call, experts, outputs, 1))
+            points = call.Slice(points, [0], [outputs], [-1])
+            zeros = call.Reshape(points, [experts, outputs, 1])
     bias = call.input(f"{name}_experts_bias")
     return _Layer(packed, bias, bits, block, call.cast(scales, dtype), zeros)
 
@@ -371,7 +367,7 @@ def _quantized(call: Call, name: str) -> _Layer:
 )
 def qmoe(call: Call) -> Results:
     """Add the results of the experts that the router chooses, whose weights are quantized."""
-    _refuse_options(call)
+    call.refuse_all_but(**_SUPPORTED)
     kind = call.attribute("quant_type")
     if kind != "int" or any(value is not None for value in call.inputs[15:]):
         raise call.unsupported(f"quant_type={kind!r}, or scales of such weights")
@@ -428,14 +424,13 @@ def moe_group_router(call: Call) -> Results:
     rows: Any = call.cast(logits, "float32")
     if weights is not None:
         rows = call.MatMul(rows, call.Transpose(call.cast(weights, "float32"), perm=(1, 0)))
-    scores = call.Sigmoid(call.Reshape(rows, axes(call, -1, experts)))
+    scores = call.Sigmoid(call.Reshape(rows, [-1, experts]))
     chosen_by = call.Add(scores, bias)
     if call.is_used("selection_scores") or call.is_used("router_weights"):
         return [None, chosen_by, scores]
     allowed = _of_best_groups(call, chosen_by, experts)
     selectable = call.Where(allowed, chosen_by, call.constant(float("-inf"), "float32"))
-    top = call.constant([call.attribute("top_k")], "int64")
-    _, best = call.TopK(selectable, top, axis=-1, outputs=2)
+    _, best = call.TopK(selectable, [call.attribute("top_k")], axis=-1, outputs=2)
     none = call.Expand(call.constant(False), call.Shape(scores))
     yes = call.Expand(call.constant(True), call.Shape(best))
     selected = call.And(call.ScatterElements(none, best, yes, axis=-1), allowed)
@@ -449,16 +444,13 @@ def moe_group_router(call: Call) -> Results:
 def _of_best_groups(call: Call, scores: Any, experts: int) -> Any:
     """Return whether each expert of each row is in one of the best groups, ``[rows, experts]``."""
     groups = call.attribute("n_group")
-    shape = axes(call, -1, groups, experts // groups)
+    shape = [-1, groups, experts // groups]
     best = min(call.attribute("group_topk"), experts // groups)
-    values, _ = call.TopK(
-        call.Reshape(scores, shape), call.constant([best], "int64"), axis=-1, outputs=2
-    )
-    totals = call.ReduceSum(values, axes(call, -1), keepdims=0)
-    active = call.constant([call.attribute("topk_group")], "int64")
-    _, chosen = call.TopK(totals, active, axis=-1, outputs=2)
+    values, _ = call.TopK(call.Reshape(scores, shape), [best], axis=-1, outputs=2)
+    totals = call.ReduceSum(values, [-1], keepdims=0)
+    _, chosen = call.TopK(totals, [call.attribute("topk_group")], axis=-1, outputs=2)
     none = call.Expand(call.constant(False), call.Shape(totals))
     yes = call.Expand(call.constant(True), call.Shape(chosen))
-    of_group = call.Unsqueeze(call.ScatterElements(none, chosen, yes, axis=-1), axes(call, -1))
-    spread = call.Expand(of_group, axes(call, 1, 1, experts // groups))
-    return call.Reshape(spread, axes(call, -1, experts))
+    of_group = call.Unsqueeze(call.ScatterElements(none, chosen, yes, axis=-1), [-1])
+    spread = call.Expand(of_group, [1, 1, experts // groups])
+    return call.Reshape(spread, [-1, experts])

@@ -27,8 +27,6 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import get_schema
 
-from .attention import axes
-
 _MOST_BEAMS = 128  # ONNX Runtime's limit, too
 _MOST_REPEATED = 64  # tokens of a sequence whose repetition is searched: nodes of a body
 _CAUSAL, _SOURCE_TOKENS, _FEATURES = 0, 1, 2  # model_type: GPT-2, T5, Whisper
@@ -366,13 +364,13 @@ def ngram_repeat_block(call: Call) -> Results:
     # A number that is no token stands before each sequence, so that there is a place before each of
     # its tokens.
     none = call.constant(np.iinfo(np.int64).min, "int64")
-    padded = call.Pad(tokens, axes(call, 0, before, 0, 0), none)
+    padded = call.Pad(tokens, [0, before, 0, 0], none)
     repeats = call.Equal(tokens, tokens)
     for k in range(-before, 0):
         # A token of the sequence at each place, and of the newest one.
-        here = call.Slice(padded, axes(call, before + k), axes(call, k), axes(call, 1))
+        here = call.Slice(padded, [before + k], [k], [1])
         end = k + 1 if k < -1 else np.iinfo(np.int64).max
-        newest = call.Slice(padded, axes(call, k), axes(call, end), axes(call, 1))
+        newest = call.Slice(padded, [k], [end], [1])
         repeats = call.And(repeats, call.Equal(here, newest))
     infinity = call.constant(np.inf, call.dtype(scores))
     changes = call.Where(repeats, call.Neg(infinity), infinity)

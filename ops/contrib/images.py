@@ -18,8 +18,6 @@ from subgraph.operators.requirements import (
     require_within,
 )
 
-from .attention import axes
-
 
 def dynamic_pads_operands(
     node: Node, x: Tensor, w: Tensor, pads: Tensor | None = None, b: Tensor | None = None
@@ -57,10 +55,9 @@ def conv_transpose_with_dynamic_pads(call: Call) -> Results:
     x, w, pads, b = call.inputs
     names = ("dilations", "group", "kernel_shape", "output_padding", "strides")
     whole = call.ConvTranspose(x, w, b, **call.attributes(*names))
-    first, uncropped = axes(call, 0), axes(call, 0, 0)
-    middle, last = axes(call, call.rank(x) - 2), axes(call, 2 * call.rank(x) - 4)
-    begins, ends = (call.Slice(pads, *part, first) for part in ((first, middle), (middle, last)))
-    pads = call.Neg(call.Concat(uncropped, begins, uncropped, ends, axis=0))
+    size = call.rank(x) - 2
+    begins, ends = (call.Slice(pads, [k], [k + size], [0]) for k in (0, size))
+    pads = call.Neg(call.Concat([0, 0], begins, [0, 0], ends, axis=0))
     return [call.Pad(whole, pads, requires="no_padding")]
 
 
@@ -123,12 +120,12 @@ def crop_and_resize(call: Call) -> Results:
 
 def _along_rows(call: Call, x: Any) -> Any:
     """Return [regions, height] as [regions, height, 1, 1]."""
-    return call.Unsqueeze(x, axes(call, 2, 3))
+    return call.Unsqueeze(x, [2, 3])
 
 
 def _along_columns(call: Call, x: Any) -> Any:
     """Return [regions, width] as [regions, 1, width, 1]."""
-    return call.Unsqueeze(x, axes(call, 1, 3))
+    return call.Unsqueeze(x, [1, 3])
 
 
 def _pixels(call: Call, rows: Any, columns: Any) -> Any:
@@ -143,9 +140,9 @@ def _pixels(call: Call, rows: Any, columns: Any) -> Any:
         [regions, height, width, channels].
     """
     x, _, batch, _ = call.inputs
-    image = call.Reshape(call.cast(batch, "int64"), axes(call, -1, 1, 1, 1))
+    image = call.Reshape(call.cast(batch, "int64"), [-1, 1, 1, 1])
     # GatherND counts negative indices from the end; here they are errors, as those of no image.
-    image = call.Where(call.Less(image, axes(call, 0)), call.Shape(x, end=1), image)
+    image = call.Where(call.Less(image, [0]), call.Shape(x, end=1), image)
     rows = _along_rows(call, call.cast(rows, "int64"))
     columns = _along_columns(call, call.cast(columns, "int64"))
     shape = call.Shape(call.Add(call.Add(rows, columns), image))
@@ -164,18 +161,18 @@ def _grid(call: Call, axis: int) -> tuple[Any, Any]:
         [regions, size] each; positions outside of the image are 0.
     """
     x, rois, _, size = call.inputs
-    dtype, one = call.dtype(x), axes(call, 1)
-    begin, end = (call.Slice(rois, axes(call, k), axes(call, k + 1), one) for k in (axis, axis + 2))
-    count = call.cast(call.Slice(size, axes(call, axis), axes(call, axis + 1)), "int64")
-    last = call.cast(call.Sub(call.Shape(x, start=2 + axis, end=3 + axis), one), dtype)
-    steps = call.Range(0, call.Squeeze(count, axes(call, 0)), 1, requires="not_empty")
-    ends = call.Sub(count, one)
-    step = call.Div(call.Mul(call.Sub(end, begin), last), call.cast(call.Max(ends, one), dtype))
+    dtype = call.dtype(x)
+    begin, end = (call.Slice(rois, [k], [k + 1], [1]) for k in (axis, axis + 2))
+    count = call.cast(call.Slice(size, [axis], [axis + 1]), "int64")
+    last = call.cast(call.Sub(call.Shape(x, start=2 + axis, end=3 + axis), [1]), dtype)
+    steps = call.Range(0, call.Squeeze(count, [0]), 1, requires="not_empty")
+    ends = call.Sub(count, [1])
+    step = call.Div(call.Mul(call.Sub(end, begin), last), call.cast(call.Max(ends, [1]), dtype))
     spread = call.Add(call.Mul(begin, last), call.Mul(call.cast(steps, dtype), step))
     # The last position is exact, so that rounding does not move it out of the image.
     spread = call.Where(call.Equal(steps, ends), call.Mul(end, last), spread)
     centre = call.Mul(call.Mul(call.Add(begin, end), 0.5), last)
-    position = call.Where(call.Equal(count, one), centre, spread)
+    position = call.Where(call.Equal(count, [1]), centre, spread)
     zero = call.constant(0.0, dtype)
     inside = call.And(call.GreaterOrEqual(position, zero), call.LessOrEqual(position, last))
     return call.Where(inside, position, zero), inside

@@ -22,17 +22,8 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.attention.decoding import UPDATE_RULES, require_heads, require_split
 
-from .attention import axes
-
 _OPSET = 27  # of LinearAttention in the standard
 END = (1 << 63) - 1  # the end of a dimension, for Slice
-
-
-def refuse_cuda_only(call: Call, **expected: int) -> None:
-    """Raise UnsupportedOpError unless attributes that only CUDA implements have these values."""
-    for name, value in expected.items():
-        if call.attribute(name) != value:
-            raise call.unsupported(f"{name}={call.attribute(name)}")
 
 
 def causal_convolution_operands(
@@ -90,8 +81,8 @@ def causal_convolution_operands(
 def causal_conv_with_state(call: Call) -> Results:
     """Convolve each channel with the steps up to the present one; return the last steps too."""
     x, weight, bias, past = call.inputs
-    refuse_cuda_only(
-        call, ndim=1, state_window=0, state_length=0, state_channels_last=-1, input_channels=0,
+    call.refuse_all_but(  # only CUDA implements others
+        ndim=1, state_window=0, state_length=0, state_channels_last=-1, input_channels=0,
         input_channel_offset=0, state_update_capacity=0,
     )  # fmt: skip
     last, dilation = call.attribute("channels_last"), call.attribute("dilation")
@@ -100,28 +91,24 @@ def causal_conv_with_state(call: Call) -> Results:
     if last:
         channels = call.size(weight, 0)
         x, past = (p if p is None else _channels_second(call, p, channels) for p in (x, past))
-    if past is None:
-        pads = axes(call, 0, 0, steps, 0, 0, 0)
-        padded = call.Pad(x, pads)
-    else:
-        padded = call.Concat(past, x, axis=2)
+    pads = [0, 0, steps, 0, 0, 0]
+    padded = call.Pad(x, pads) if past is None else call.Concat(past, x, axis=2)
     y = call.Conv(padded, weight, bias, group=call.size(weight, 0), dilations=[dilation])
     if call.attribute("activation") != "none":
         y = call.Swish(y)
-    begin = axes(call, -steps if steps else END)
-    present = call.Slice(padded, begin, axes(call, END), axes(call, 2))
+    present = call.Slice(padded, [-steps if steps else END], [END], [2])
     if not last:
         return [y, present, None]
     y = call.Reshape(call.Transpose(y, perm=(0, 2, 1)), call.Shape(given))
     sizes = call.Shape(given, start=2)
-    state = call.Concat(call.Shape(given, end=1), axes(call, steps), sizes, axis=0)
+    state = call.Concat(call.Shape(given, end=1), [steps], sizes, axis=0)
     return [y, call.Reshape(call.Transpose(present, perm=(0, 2, 1)), state), None]
 
 
 def _channels_second(call: Call, x: Any, channels: int) -> Any:
     """Return ``[batch, steps, ...]`` as ``[batch, channels, steps]``."""
     if call.rank(x) > 3:
-        x = call.Reshape(x, call.Concat(call.Shape(x, end=2), axes(call, channels), axis=0))
+        x = call.Reshape(x, call.Concat(call.Shape(x, end=2), [channels], axis=0))
     return call.Transpose(x, perm=(0, 2, 1))
 
 
@@ -129,13 +116,13 @@ def repeated(call: Call, x: Any, heads: int, times: int) -> Any:
     """Return ``[batch, tokens, heads * size]`` with each head ``times`` times in a row."""
     if times == 1:
         return x
-    parts = call.Reshape(x, axes(call, 0, 0, heads, 1, -1))
-    return call.Reshape(call.Expand(parts, axes(call, 1, 1, 1, times, 1)), axes(call, 0, 0, -1))
+    parts = call.Reshape(x, [0, 0, heads, 1, -1])
+    return call.Reshape(call.Expand(parts, [1, 1, 1, times, 1]), [0, 0, -1])
 
 
 def flat(call: Call, x: Any) -> Any:
     """Return ``[batch, tokens, ...]`` with all elements of a token in one dimension."""
-    return call.Reshape(x, axes(call, 0, 0, -1)) if call.rank(x) > 3 else x
+    return call.Reshape(x, [0, 0, -1]) if call.rank(x) > 3 else x
 
 
 def attend_tokens(
@@ -227,7 +214,7 @@ def linear_attention_operands(
 def linear_attention(call: Call) -> Results:
     """Linear attention; heads of values may be more than those of queries and keys."""
     query, key, value, past, decay, beta = call.inputs
-    refuse_cuda_only(call, state_window=0)
+    call.refuse_all_but(state_window=0)
     heads, kv_heads = call.attribute("q_num_heads"), call.attribute("kv_num_heads")
     dtype = call.dtype(query)
     # The state may have more precision than the tokens.
@@ -313,7 +300,7 @@ def gated_rms_norm(call: Call) -> Results:
     rows, factors, gates = (call.cast(v, "float32") for v in (x, scale, gate) if v is not None)
     split = call.shape(x)[-1] != size
     if split:
-        groups = call.Concat(call.Shape(x, end=-1), axes(call, -1, size), axis=0)
+        groups = call.Concat(call.Shape(x, end=-1), [-1, size], axis=0)
         rows = call.Reshape(rows, groups)
     normal: Any = call.RMSNormalization(
         rows, factors, axis=-1, epsilon=call.attribute("epsilon"), requires="factors_of_rows"

@@ -8,8 +8,6 @@ put in order. The file does not state B. As for ONNX Runtime itself, it is that 
 
 from __future__ import annotations
 
-from typing import Any
-
 from subgraph.graph.graph import Node
 from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.requirements import Tensor, require, require_rank, require_whole_number
@@ -17,7 +15,6 @@ from subgraph.operators.schema import NCHWC
 from subgraph.system.host import native_architecture
 from subgraph.system.processor import processor
 
-from .attention import axes
 from .fused import CONVOLUTION_ATTRIBUTES, POOL_ATTRIBUTES, fused_convolution, pool_options
 
 
@@ -25,11 +22,6 @@ def block_channels() -> int:
     """Return the channels of a block (B), as ONNX Runtime chooses them for this machine."""
     wide = native_architecture() == "aarch64" or processor().features.get("avx512f")
     return 16 if wide else 8
-
-
-def _channels_last(x: Any, call: Call) -> Any:
-    """Return ``x`` with channels last if the node says so."""
-    return call.Transpose(x, perm=(0, 2, 3, 1)) if call.attribute("channels_last") else x
 
 
 def image_operands(node: Node, x: Tensor) -> None:
@@ -43,8 +35,8 @@ def reorder_input(call: Call) -> Results:
     x = call.inputs[0]
     if call.attribute("channels_last"):
         x = call.Transpose(x, perm=(0, 3, 1, 2))
-    pads = axes(call, 0, 0, 0, 0, 0, -call.size(x, 1) % block_channels(), 0, 0)
-    return [call.Pad(x, pads)]
+    missing = -call.size(x, 1) % block_channels()
+    return [call.Pad(x, [0, 0, 0, 0, 0, missing, 0, 0])]
 
 
 def reorder_output_operands(node: Node, x: Tensor) -> None:
@@ -64,9 +56,8 @@ def reorder_output_operands(node: Node, x: Tensor) -> None:
 )
 def reorder_output(call: Call) -> Results:
     """Remove the channels of padding."""
-    channels = axes(call, call.attribute("channels"))
-    sliced = call.Slice(call.inputs[0], axes(call, 0), channels, axes(call, 1))
-    return [_channels_last(sliced, call)]
+    x = call.Slice(call.inputs[0], [0], [call.attribute("channels")], [1])
+    return [call.Transpose(x, perm=(0, 2, 3, 1)) if call.attribute("channels_last") else x]
 
 
 def convolution_operands(
@@ -110,9 +101,9 @@ def conv(call: Call) -> Results:
     filters, channels, height, width = (call.size(w, axis) for axis in range(4))
     # [O / B, I / B, H, W, B of I, B of O]; fewer channels than a block are not blocked.
     inner = block if channels % block == 0 else 1
-    parts = axes(call, filters // block, channels // inner, height, width, inner, block)
+    parts = [filters // block, channels // inner, height, width, inner, block]
     filters_first = call.Transpose(call.Reshape(w, parts), perm=(0, 5, 1, 4, 2, 3))
-    w = call.Reshape(filters_first, axes(call, filters, channels, height, width))
+    w = call.Reshape(filters_first, [filters, channels, height, width])
     return [fused_convolution(call, x, w, *rest)]
 
 

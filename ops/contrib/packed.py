@@ -18,8 +18,7 @@ from subgraph.operators.requirements import (
     require_whole_number,
 )
 
-from .attention import axes
-from .linear_attention import END, refuse_cuda_only
+from .linear_attention import END
 
 
 def convolution_operands(
@@ -74,21 +73,19 @@ def convolution_operands(
 )
 def varlen_causal_conv_with_state(call: Call) -> Results:
     """Convolve each channel of each sequence with the tokens up to the present one, in float32."""
-    x, weight, cumulative, bias, state, count, delta, mask = call.inputs
-    if delta is not None or mask is not None:
-        raise call.unsupported("kernel_delta or previous_mask")
-    refuse_cuda_only(call, delta_offset=0, group_size=1)
+    x, weight, cumulative, bias, state, count, *_ = call.inputs
+    call.refuse_inputs("kernel_delta", "previous_mask")
+    call.refuse_all_but(delta_offset=0, group_size=1)
     dtype, channels, taps = call.dtype(x), call.size(weight, 0), call.size(weight, 2)
     dilation, capacity = call.attribute("dilation"), call.attribute("state_update_capacity")
     steps = (taps - 1) * dilation
     cumulative = call.cast(cumulative, "int64")
-    zero, one = axes(call, 0), axes(call, 1)
-    starts = call.Slice(cumulative, zero, axes(call, -1), zero)
-    ends = call.Slice(cumulative, one, axes(call, END), zero)
+    starts = call.Slice(cumulative, [0], [-1], [0])
+    ends = call.Slice(cumulative, [1], [END], [0])
     # One table has the states and behind them the tokens, so that a tap is a row of it.
-    table, before = x, zero
+    table, before = x, [0]
     if steps:
-        rows = call.Reshape(call.Transpose(state, perm=(0, 2, 1)), axes(call, -1, channels))
+        rows = call.Reshape(call.Transpose(state, perm=(0, 2, 1)), [-1, channels])
         table, before = call.Concat(rows, x, axis=0), call.Shape(rows, end=1)
 
     def gathered(sequence: Any, length: Any, position: Any, distances: list[int]) -> Any:
@@ -103,41 +100,41 @@ def varlen_causal_conv_with_state(call: Call) -> Results:
         Returns:
             [n, m, channels].
         """
-        away = axes(call, *distances)
-        token = call.Sub(call.Add(before, position), away)
-        stored = call.Sub(call.Add(call.Mul(call.Add(sequence, one), steps), length), away)
-        return call.Gather(table, call.Where(call.GreaterOrEqual(length, away), token, stored))
+        token = call.Sub(call.Add(before, position), distances)
+        stored = call.Sub(call.Add(call.Mul(call.Add(sequence, [1]), steps), length), distances)
+        exists = call.GreaterOrEqual(length, distances)
+        return call.Gather(table, call.Where(exists, token, stored))
 
-    count_of = call.Squeeze(call.Shape(x, end=1), zero)
-    tokens = call.Unsqueeze(call.Range(0, count_of, 1), one)
-    sequence = call.ReduceSum(call.cast(call.GreaterOrEqual(tokens, ends), "int64"), one)
+    count_of = call.Squeeze(call.Shape(x, end=1), [0])
+    tokens = call.Unsqueeze(call.Range(0, count_of, 1), [1])
+    sequence = call.ReduceSum(call.cast(call.GreaterOrEqual(tokens, ends), "int64"), [1])
     sequence = call.Add(sequence, _misfit(call, starts, ends, call.Shape(x, end=1)))
     local = call.Sub(tokens, call.Gather(starts, sequence))
     taken = gathered(sequence, local, tokens, [steps - j * dilation for j in range(taps)])
     # Filters as [taps, channels].
-    filters = call.Transpose(call.Reshape(weight, axes(call, channels, taps)), perm=(1, 0))
+    filters = call.Transpose(call.Reshape(weight, [channels, taps]), perm=(1, 0))
     products = call.Mul(call.cast(taken, "float32"), call.cast(filters, "float32"))
-    y = call.ReduceSum(products, one, keepdims=0)
+    y = call.ReduceSum(products, [1], keepdims=0)
     if bias is not None:
         y = call.Add(y, call.cast(bias, "float32"))
     if call.attribute("activation") != "none":
         y = call.Swish(y)
-    lengths = call.Unsqueeze(call.Sub(ends, starts), one)
+    lengths = call.Unsqueeze(call.Sub(ends, starts), [1])
     final = state
     if steps:
-        size = call.Squeeze(call.Shape(starts), zero)
-        numbers = call.Unsqueeze(call.Range(0, size, 1), one)
-        last = call.Unsqueeze(ends, one)
+        size = call.Squeeze(call.Shape(starts), [0])
+        numbers = call.Unsqueeze(call.Range(0, size, 1), [1])
+        last = call.Unsqueeze(ends, [1])
         final = gathered(numbers, lengths, last, [steps - k for k in range(steps)])
         final = call.Transpose(final, perm=(0, 2, 1))
     update = None
     if capacity:
         shown = call.Clip(call.cast(count, "int64"), 0, capacity)
-        shown = call.Min(call.Unsqueeze(shown, one), lengths)
-        slots = axes(call, *range(capacity))
-        places = call.Add(call.Unsqueeze(starts, one), slots)
-        nothing = call.Pad(x, axes(call, 0, 0, 1, 0))  # with a row of zeros at the end
-        update = call.Gather(nothing, call.Where(call.Less(slots, shown), places, axes(call, -1)))
+        shown = call.Min(call.Unsqueeze(shown, [1]), lengths)
+        slots = [*range(capacity)]
+        places = call.Add(call.Unsqueeze(starts, [1]), slots)
+        nothing = call.Pad(x, [0, 0, 1, 0])  # with a row of zeros at the end
+        update = call.Gather(nothing, call.Where(call.Less(slots, shown), places, [-1]))
     return [call.cast(y, dtype), final, update]
 
 
@@ -150,9 +147,8 @@ def _misfit(call: Call, starts: Any, ends: Any, tokens: Any) -> Any:
         ends: Token behind the last one of each sequence.
         tokens: The number of tokens, [1].
     """
-    zero = axes(call, 0)
-    first = call.Slice(starts, zero, axes(call, 1), zero)
-    last = call.Slice(ends, axes(call, -1), axes(call, END), zero)
-    negative = call.Min(call.ReduceMin(call.Sub(ends, starts), zero, keepdims=1), zero)
+    first = call.Slice(starts, [0], [1], [0])
+    last = call.Slice(ends, [-1], [END], [0])
+    negative = call.Min(call.ReduceMin(call.Sub(ends, starts), [0], keepdims=1), [0])
     wrong = call.Add(call.Abs(first), call.Sub(call.Abs(call.Sub(last, tokens)), negative))
-    return call.Mul(call.Min(wrong, axes(call, 1)), 1 << 40)
+    return call.Mul(call.Min(wrong, [1]), 1 << 40)

@@ -53,7 +53,7 @@ def range_of(call: Call) -> Results:
     def scalar(value: Value | None) -> Any:
         if value is None:
             return call.constant(1, call.dtype(start))
-        return call.Reshape(value, call.constant([], "int64"))
+        return call.Reshape(value, [])
 
     return [call.Range(scalar(start), scalar(limit), scalar(delta))]
 
@@ -62,9 +62,9 @@ def range_of(call: Call) -> Results:
 def pad(call: Call) -> Results:
     """Pad as the standard does; pads may be a matrix of one row, the value of one element."""
     data, pads, value = call.inputs
-    flat = call.Reshape(pads, call.constant([-1], "int64"))
+    flat = call.Reshape(pads, [-1])
     if value is not None:
-        value = call.Reshape(value, call.constant([], "int64"))
+        value = call.Reshape(value, [])
     return [call.Pad(data, flat, value, mode=call.attribute("mode"))]
 
 
@@ -72,7 +72,7 @@ def pad(call: Call) -> Results:
 def expand_dims(call: Call) -> Results:
     """Insert a dimension of size 1."""
     x, axis = call.inputs
-    flat = call.Reshape(call.Cast(axis, to=7), call.constant([-1], "int64"))
+    flat = call.Reshape(call.cast(axis, "int64"), [-1])
     return [call.Unsqueeze(x, flat)]
 
 
@@ -102,13 +102,9 @@ def cdist(call: Call) -> Results:
     metric = call.attribute("metric")
     if metric not in ("euclidean", "sqeuclidean"):
         raise call.unsupported(f"metric={metric!r}")
-    left, right = (
-        call.Unsqueeze(x, call.constant([axis], "int64")) for x, axis in ((a, 1), (b, 0))
-    )
+    left, right = (call.Unsqueeze(x, [axis]) for x, axis in ((a, 1), (b, 0)))
     difference = call.Sub(left, right)
-    squares = call.ReduceSum(
-        call.Mul(difference, difference), call.constant([2], "int64"), keepdims=0
-    )
+    squares = call.ReduceSum(call.Mul(difference, difference), [2], keepdims=0)
     return [squares if metric == "sqeuclidean" else call.Sqrt(squares)]
 
 

@@ -150,9 +150,7 @@ def qlinear_global_average_pool(call: Call) -> Results:
 def qlinear_reduce_mean(call: Call) -> Results:
     """Average over axes."""
     axes, keep = list(call.attribute("axes")), call.attribute("keepdims")
-    return _requantized(
-        call, lambda x: call.ReduceMean(x, call.constant(axes, "int64"), keepdims=keep)
-    )
+    return _requantized(call, lambda x: call.ReduceMean(x, axes, keepdims=keep))
 
 
 @function("QLinearConcat", "Y_scale, Y_zero_point, inputs* -> Y", axis="int!")
@@ -359,34 +357,29 @@ def dynamic_quantize_lstm(call: Call) -> Results:
     def flat(value: Any) -> Any:
         """Return a number for each column of all directions."""
         if call.rank(value) == 1:
-            value = call.Unsqueeze(value, call.constant([1], "int64"))
-        complete = call.Expand(value, call.constant([directions, gates], "int64"))
-        return call.Reshape(complete, call.constant([columns], "int64"))
+            value = call.Unsqueeze(value, [1])
+        complete = call.Expand(value, [directions, gates])
+        return call.Reshape(complete, [columns])
 
     # The weights of all directions stand side by side, so that one product serves all directions
     # and steps.
-    transposed = call.Reshape(
-        call.Transpose(w, perm=(1, 0, 2)), call.constant([inputs, columns], "int64")
-    )
+    transposed = call.Reshape(call.Transpose(w, perm=(1, 0, 2)), [inputs, columns])
     lengths = rest[0]
     if lengths is not None:
         # Steps after the end of a sequence must not extend the range.
-        steps = call.Squeeze(call.Shape(x, start=0, end=1), call.constant([0], "int64"))
-        step = call.Range(call.constant(0, "int64"), steps, call.constant(1, "int64"))
-        step = call.Unsqueeze(step, call.constant([1], "int64"))
+        steps = call.Squeeze(call.Shape(x, start=0, end=1), [0])
+        step = call.Unsqueeze(call.Range(0, steps, 1), [1])
         inside = call.Less(step, call.cast(lengths, "int64"))
-        x = call.Where(
-            call.Unsqueeze(inside, call.constant([2], "int64")), x, call.constant(0, "float32")
-        )
+        x = call.Where(call.Unsqueeze(inside, [2]), x, call.constant(0, "float32"))
     bytes_, scale, zero = call.DynamicQuantizeLinear(x, outputs=3)
     sums = call.MatMulInteger(bytes_, transposed, zero, flat(w_zero))
     bias = None
     if biases is not None:
-        both = call.Reshape(biases, call.constant([directions, 2, gates], "int64"))
+        both = call.Reshape(biases, [directions, 2, gates])
         # ONNX adds the bias of inputs and that of states to the same gates, so that their sum is
         # added once.
-        both = call.ReduceSum(both, call.constant([1], "int64"), keepdims=0)
-        bias = call.Reshape(both, call.constant([columns], "int64"))
+        both = call.ReduceSum(both, [1], keepdims=0)
+        bias = call.Reshape(both, [columns])
     products = _scaled_sums(call, sums, scale, flat(w_scale), bias, "float32")
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction")
     options = call.attributes(*names, "input_forget")

@@ -212,8 +212,7 @@ def branchwise_rms_norm(call: Call) -> Results:
         row = call.shape(x)[-1]
         # Reshape cannot compute a size (-1) if another dimension is empty.
         size = row // branches if isinstance(row, int) else -1
-        parts = call.constant([branches, size], "int64")
-        wide = call.Reshape(wide, call.Concat(call.Shape(x, end=-1), parts, axis=0))
+        wide = call.Reshape(wide, call.Concat(call.Shape(x, end=-1), [branches, size], axis=0))
     # The branches' factors differ, so they are no scale of the standard's operator.
     ones = call.Expand(call.constant(1.0, "float32"), call.Shape(wide, start=-1))
     made = call.RMSNormalization(wide, ones, axis=-1, epsilon=call.attribute("epsilon"))
@@ -246,7 +245,7 @@ def _rms(
     axes = list(range(axis, 0)) if axis < 0 else list(range(axis, call.rank(x)))
     # The factors are float32 for inputs of every dtype (``stash_type`` 1).
     wide = call.cast(x, "float32")
-    squares = call.ReduceMean(call.Mul(wide, wide), call.constant(axes, "int64"))
+    squares = call.ReduceMean(call.Mul(wide, wide), axes)
     return [normal, call.Reciprocal(call.Sqrt(call.Add(squares, epsilon)))]
 
 
@@ -323,7 +322,7 @@ def skip_group_norm(call: Call) -> Results:
     """Normalize groups of channels of a sum; the skip may be [N, C] or [N, 1, 1, C]."""
     x, _, _, skip, bias = call.inputs
     if call.rank(skip) == 2:
-        skip = call.Unsqueeze(skip, call.constant([1, 2], "int64"))
+        skip = call.Unsqueeze(skip, [1, 2])
     total = added(call, x, skip, bias, requires="into_first")
     return [_group_norm(call, total), total]
 
@@ -371,20 +370,18 @@ def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results
     if position_ids is not None:
         position = call.Gather(positions, position_ids)
     else:
-        first, last = call.constant([0], "int64"), call.Shape(ids, start=1, end=2)
-        position = call.Slice(positions, first, last, first)
+        position = call.Slice(positions, [0], call.Shape(ids, start=1, end=2), [0])
     total = call.Add(total, position, requires="same_rows")
     if segment_table is not None and segments is not None:
         total = call.Add(total, call.Gather(segment_table, segments), requires="same_shape")
     normal = call.LayerNormalization(total, *norm, axis=-1, epsilon=call.attribute("epsilon"))
     if not (call.is_used("mask_index") or call.is_used("mask_index_out")):
         return [normal, None, total]
-    axis = call.constant([1], "int64")
     of = ids if mask is None else mask
     # Without a mask ONNX Runtime returns counts of 0. Mul gives them the shape and dtype of the
     # ids.
     ones = call.Mul(of, 0) if mask is None else call.cast(call.Equal(of, 1), call.dtype(of))
-    return [normal, call.ReduceSum(ones, axis, keepdims=0), total]
+    return [normal, call.ReduceSum(ones, [1], keepdims=0), total]
 
 
 @function(
@@ -451,9 +448,8 @@ def relative_position_bias(call: Call) -> Results:
     both, buckets = call.attribute("is_bidirectional"), call.size(table, 0)
 
     def positions(count: Value | None, axis: int) -> Any:
-        scalar = call.Reshape(call.Cast(count, to=7), call.constant([], "int64"))
-        zero, one = call.constant(0, "int64"), call.constant(1, "int64")
-        return call.Unsqueeze(call.Range(zero, scalar, one), call.constant([axis], "int64"))
+        scalar = call.Reshape(call.Cast(count, to=7), [])
+        return call.Unsqueeze(call.Range(0, scalar, 1), [axis])
 
     distance = call.Sub(positions(queries, 1), positions(keys, 0))  # positive for earlier keys
     offset: Any = None
@@ -474,4 +470,4 @@ def relative_position_bias(call: Call) -> Results:
     if both:
         bucket = call.Add(bucket, offset)
     picked = call.Transpose(call.Gather(table, bucket), perm=(2, 0, 1))
-    return [call.Unsqueeze(picked, call.constant([0], "int64"))]
+    return [call.Unsqueeze(picked, [0])]

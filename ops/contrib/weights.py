@@ -25,8 +25,6 @@ from subgraph.operators.requirements import (
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
-from .attention import axes
-
 
 def unpacked(call: Call, packed_weights: Any, bits: int) -> Any:
     """Return the numbers of ``bits`` bits packed in bytes, low bits first, as uint8.
@@ -47,20 +45,20 @@ def unpacked(call: Call, packed_weights: Any, bits: int) -> Any:
             part = call.BitShift(part, call.constant(shift, "uint8"), direction="RIGHT")
         if shift + bits < 8:
             part = call.BitwiseAnd(part, mask)
-        parts.append(call.Unsqueeze(part, axes(call, -1)))
+        parts.append(call.Unsqueeze(part, [-1]))
     numbers = call.Concat(*parts, axis=-1)
     unchanged = [0] * (call.rank(packed_weights) - 1)
     last = call.shape(packed_weights)[-1]
     # Reshape cannot compute a size (-1) if another dimension is empty.
     size = last * (8 // bits) if isinstance(last, int) else -1
-    return call.Reshape(numbers, axes(call, *unchanged, size))
+    return call.Reshape(numbers, [*unchanged, size])
 
 
 def _first_columns(call: Call, x: Any, count: int) -> Any:
     """Return the first ``count`` elements of each row."""
     if call.shape(x)[-1] == count:
         return x
-    return call.Slice(x, axes(call, 0), axes(call, count), axes(call, -1))
+    return call.Slice(x, [0], [count], [-1])
 
 
 # Most rows, or columns, of a matrix of weights: the bytes of a larger one could exceed what kernels
@@ -147,22 +145,21 @@ def matmul_n_bits_operands(
 def matmul_n_bits(call: Call) -> Results:
     """Multiply by the transposed matrix of weights."""
     a, packed_weights, scales, zeros, groups, bias = call.inputs
-    if call.attribute("weight_prepacked"):
-        raise call.unsupported("weight_prepacked=1")
+    call.refuse_all_but(weight_prepacked=0)
     rows, depth, bits = (call.attribute(name) for name in ("N", "K", "bits"))
     width = call.attribute("block_size")
     _refuse_bits(call, bits)
     blocks = -(-depth // width)
     bytes_of_row = blocks * (width * bits // 8)
-    numbers = unpacked(call, call.Reshape(packed_weights, axes(call, rows, bytes_of_row)), bits)
-    factors = call.Reshape(scales, axes(call, rows, blocks))
+    numbers = unpacked(call, call.Reshape(packed_weights, [rows, bytes_of_row]), bits)
+    factors = call.Reshape(scales, [rows, blocks])
     centre: Any = float(1 << (bits - 1))
     dtype = call.dtype(a)
     if zeros is not None and call.dtype(zeros) == "uint8":
-        packed = call.Reshape(zeros, axes(call, rows, -(-blocks * bits // 8)))
+        packed = call.Reshape(zeros, [rows, -(-blocks * bits // 8)])
         centre = call.cast(_first_columns(call, unpacked(call, packed, bits), blocks), dtype)
     elif zeros is not None:
-        centre = call.cast(call.Reshape(zeros, axes(call, rows, blocks)), dtype)
+        centre = call.cast(call.Reshape(zeros, [rows, blocks]), dtype)
     if groups is None:
         block_of: Any = call.constant(np.arange(depth) // width, "int64")
     else:
@@ -228,14 +225,12 @@ def matmul_bnb4(call: Call) -> Results:
     # The first of two numbers has the high bits.
     high = call.Div(packed_weights, call.constant(16, "uint8"))
     low = call.BitwiseAnd(packed_weights, call.constant(15, "uint8"))
-    codes = call.Concat(*(call.Unsqueeze(x, axes(call, 1)) for x in (high, low)), axis=1)
-    codes = call.cast(call.Reshape(codes, axes(call, -1)), "int32")
+    codes = call.Concat(*(call.Unsqueeze(x, [1]) for x in (high, low)), axis=1)
+    codes = call.cast(call.Reshape(codes, [-1]), "int32")
     table = call.constant(np.array(numbers, np.float32), call.dtype(a))
     block_of = call.constant(np.arange(rows * depth) // width, "int64")
     values = call.Gather(table, _first_columns(call, codes, rows * depth))
-    matrix: Any = call.Reshape(
-        call.Mul(values, call.Gather(scales, block_of)), axes(call, rows, depth)
-    )
+    matrix: Any = call.Reshape(call.Mul(values, call.Gather(scales, block_of)), [rows, depth])
     if call.attribute("transB"):
         matrix = call.Transpose(matrix, perm=(1, 0))
     return [call.MatMul(a, matrix)]
@@ -427,13 +422,13 @@ def gather_block_quantized(call: Call) -> Results:
     shape = None
     if whole:  # a scale broadcasts to its block
         shape = call.Shape(numbers)
-        numbers = call.Reshape(numbers, axes(call, *[0] * axis, size // width, width))
+        numbers = call.Reshape(numbers, [*[0] * axis, size // width, width])
 
     def spread(x: Any) -> Any:
         """Return a number of each block for all of its elements."""
         if whole:
             # Packed zero points may end with padding.
-            return call.Unsqueeze(_first_columns(call, x, size // width), axes(call, -1))
+            return call.Unsqueeze(_first_columns(call, x, size // width), [-1])
         return call.Gather(x, call.constant(np.arange(size) // width, "int64"), axis=axis)
 
     if isinstance(centre, Value):

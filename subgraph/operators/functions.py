@@ -158,12 +158,12 @@ def _attribute(name: str, given: Any) -> Attribute:
 class Call:
     """One node while its body is written; ``call.Add(a, b, ...)`` adds an operator of the standard.
 
-    Operands are values, None for an omitted one, and numbers and arrays, which become constants: a
-    number has the dtype of the first operand that is a value. Attributes that are None are
-    omitted. ``outputs=`` is the number of outputs, which are a tuple if several; ``domain=`` the
-    operator's domain; ``opset=`` the operator set of one that is newer than that of bodies;
-    ``requires=`` a requirement of the domain "body" besides the operator's own
-    (``ops/contrib/operands.py``).
+    Operands are values, None for an omitted one, and numbers, lists and arrays, which become
+    constants: a number has the dtype of the first operand that is a value, a list is a vector of
+    int64. Attributes that are None are omitted. ``outputs=`` is the number of outputs, which are a
+    tuple if several; ``domain=`` the operator's domain; ``opset=`` the operator set of one that is
+    newer than that of bodies; ``requires=`` a requirement of the domain "body" besides the
+    operator's own (``ops/contrib/operands.py``).
 
     Attributes:
         node: The node that the body replaces.
@@ -258,6 +258,18 @@ class Call:
         """Return the error for attributes or inputs (``what``) that the body does not support."""
         return _unsupported(self.node, what)
 
+    def refuse_inputs(self, *names: str) -> None:
+        """Raise UnsupportedOpError if one of these inputs is not omitted."""
+        for name in names:
+            if self.input(name) is not None:
+                raise self.unsupported(f"the input {name}")
+
+    def refuse_all_but(self, **attributes: Any) -> None:
+        """Raise UnsupportedOpError unless attributes have these values, the supported ones."""
+        for name, supported in attributes.items():
+            if self.attribute(name) != supported:
+                raise self.unsupported(f"{name}={self.attribute(name)}")
+
     def cast(self, value: Value, dtype: str) -> Value:
         """Return the value cast to ``dtype``; ``value`` itself if it has that dtype."""
         if self.dtype(value) == dtype:
@@ -308,6 +320,8 @@ class Call:
             return operand
         if isinstance(operand, (int, float)) and first is not None:
             return self.constant(operand, self.dtype(first))
+        if isinstance(operand, (list, tuple)):
+            return self.constant(operand, "int64")
         return self.constant(operand)
 
     def _add(
