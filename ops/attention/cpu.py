@@ -25,7 +25,7 @@ from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import FLOATS
 
 from .arguments import BiasArguments
-from .fused_cpu import AttentionSpec, Heads, emit_attention, mask_steps, ordered, split_heads
+from .fused_cpu import AttentionSpec, Heads, emit_attention, heads_of, mask_steps, ordered
 
 # Estimate: fewer elements of the mask take less time than starting a thread.
 _MIN_ELEMENTS_PER_THREAD = 4096
@@ -113,11 +113,9 @@ def decoder_attention(node: Node, low: Lowering) -> None:
 def _split(node: Node, low: Lowering) -> Sequence[Heads]:
     """Return Q, K, V and the result by heads."""
     operands = [low.input(0), low.input(1), low.input(2), low.output()]
-    if operands[0].rank == 4:
-        return [ordered(operand, "bhtd") for operand in operands]
-    heads, shared = (int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv"))
+    heads, shared = (int(node.attrs.get(f"{name}_num_heads", 0)) for name in ("q", "kv"))
     counts = (heads, shared, shared, heads)
-    return [split_heads(o, n) for o, n in zip(operands, counts, strict=True)]
+    return [heads_of(o, n) for o, n in zip(operands, counts, strict=True)]
 
 
 def _copy_heads(low: Lowering, x: Heads, target: Operand, first: int) -> None:

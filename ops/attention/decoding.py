@@ -89,6 +89,15 @@ def rotary_operands(
 UPDATE_RULES = {"linear": "", "gated": "g", "delta": "d", "gated_delta": "gd"}
 
 
+def require_rule(node: Node, decay: Tensor | None, beta: Tensor | None) -> str:
+    """Require the operands of the update rule; return what the rule needs, see `UPDATE_RULES`."""
+    rule = require_choice(node, "update_rule", "gated_delta", *UPDATE_RULES)
+    needs = UPDATE_RULES[rule]
+    require("g" not in needs or decay is not None, "update_rule {!r} needs decay", rule)
+    require("d" not in needs or beta is not None, "update_rule {!r} needs beta", rule)
+    return needs
+
+
 def linear_attention_operands(
     node: Node, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None,
     decay: Tensor | None = None, beta: Tensor | None = None,
@@ -121,10 +130,7 @@ def linear_attention_operands(
     require_shape("value", value, (batch, tokens, value.shape[2]), "one for each query")
     state = (batch, kv_heads, key_size, value_size)
     require_shape("past_state", past, state, "a matrix for each head")
-    rule = require_choice(node, "update_rule", "gated_delta", *UPDATE_RULES)
-    needs = UPDATE_RULES[rule]
-    require("g" not in needs or decay is not None, "update_rule {!r} needs decay", rule)
-    require("d" not in needs or beta is not None, "update_rule {!r} needs beta", rule)
+    require_rule(node, decay, beta)
     for name, gate, other in (("decay", decay, kv_heads * key_size), ("beta", beta, 1)):
         if gate is None:
             continue
@@ -141,27 +147,3 @@ def linear_attention_operands(
             other,
             kv_heads,
         )
-
-
-def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ShapeError unless heads of queries share those of keys and values (preview, 1).
-
-    Args:
-        node: The FlexAttention node.
-        q: [batch, heads, queries, size].
-        k: [batch, kv_heads, keys, size]; kv_heads divides heads.
-        v: [batch, kv_heads, keys, value_size].
-    """
-    for name, operand in (("Q", q), ("K", k), ("V", v)):
-        require_rank(name, operand, 4)
-    require_dtype("K", k, q.dtype)
-    batch, heads, _, size = q.shape
-    shared, keys = k.shape[1:3]
-    require_shape("K", k, (batch, shared, keys, size), "batch and size of a head as Q's")
-    require_shape("V", v, (batch, shared, keys, v.shape[3]), "batch, heads and positions as K's")
-    require(
-        shared >= 1 and heads % shared == 0,
-        "{} heads of queries are no multiple of {} heads of keys",
-        heads,
-        shared,
-    )

@@ -82,8 +82,10 @@ def ordered(operand: Operand, order: str) -> Heads:
     )
 
 
-def split_heads(operand: Operand, heads: int) -> Heads:
-    """Return the heads of an operand ``[batch, positions, heads * size]``."""
+def heads_of(operand: Operand, heads: int) -> Heads:
+    """Return the heads of an operand of rank 4, or ``[batch, positions, heads * size]``."""
+    if operand.rank == 4:
+        return ordered(operand, "bhtd")
     batch, positions, hidden = operand.shape
     size = hidden // heads
     return Heads(operand, (batch, heads, positions, size), (positions * hidden, size, hidden, 1))

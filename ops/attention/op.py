@@ -213,15 +213,19 @@ def attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def _without_queries(node: Node, inputs: list[Any]) -> Sequence[Any]:
     """Return the results for no queries, ``[batch, 0, width]``, by those of heads."""
-    counts = [int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv", "kv")]
-    split = [
-        x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
-        for x, heads in zip(inputs[:3], counts, strict=True)
-    ]
     plain = variant(node, drop=("q_num_heads", "kv_num_heads"))
-    y, *rest = attention_reference(plain, [*split, *inputs[3:]])
+    y, *rest = attention_reference(plain, [*_by_heads(node, inputs[:3]), *inputs[3:]])
     batch, heads, queries, size = y.shape
     return [y.swapaxes(1, 2).reshape(batch, queries, heads * size), *rest]
+
+
+def _by_heads(node: Node, operands: Sequence[Any]) -> list[Any]:
+    """Return Q, K and V, ``[batch, positions, heads * size]``, split into heads."""
+    counts = [int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv", "kv")]
+    return [
+        x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
+        for x, heads in zip(operands, counts, strict=True)
+    ]
 
 
 def decoder_attention_operands(
@@ -272,13 +276,8 @@ def decoder_attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[A
     given: list[Any] = [*inputs, *[None for _ in range(len(inputs), 6)]]
     q, k, v, mask, starts, sinks = given
     rank, hidden = q.ndim, q.dtype.type("-inf")
-    names = ("q", "kv", "kv")
     if rank == 3:
-        counts = [int(node.attrs[f"{name}_num_heads"]) for name in names]
-        q, k, v = (
-            x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
-            for x, heads in zip((q, k, v), counts, strict=True)
-        )
+        q, k, v = _by_heads(node, (q, k, v))
     scores = (*q.shape[:3], k.shape[2])
     added: Array = np.zeros(scores, q.dtype)
     if mask is not None:
@@ -306,6 +305,12 @@ def decoder_attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[A
     return [y if rank == 4 else y.swapaxes(1, 2).reshape(*y.shape[::2], -1)]
 
 
+def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ShapeError unless operands are those of Attention, split into heads (preview, 1)."""
+    require_rank("Q", q, 4)
+    attention_operands(node, q, k, v)
+
+
 def fused_attention_operands(
     node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> None:
@@ -328,23 +333,17 @@ def fused_attention_operands(
     Raises:
         ShapeError: They do not fit.
     """
-    sizes: list[dict[str, int]] = []
+    operands: list[Tensor] = []
     for name, operand in (("q", q), ("k", k), ("v", v)):
         require_rank(name.upper(), operand, 4)
         require_dtype(name.upper(), operand, q.dtype)
         order = str(node.attrs.get(f"{name}_order", "bhtd"))
         require(sorted(order) == sorted("bhtd"), "{}_order is {!r}", name, order)
-        sizes.append(dict(zip(order, operand.shape, strict=True)))
-    of_q, of_k, of_v = sizes
-    pairs = [(of_k["b"], of_q["b"]), (of_v["b"], of_q["b"]), (of_v["h"], of_k["h"])]
-    pairs += [(of_v["t"], of_k["t"]), (of_k["d"], of_q["d"])]
-    require(
-        all(a == b for a, b in pairs) and of_k["h"] >= 1 and of_q["h"] % of_k["h"] == 0,
-        "attention of {}, {} and {} by batch, heads, positions and size",
-        *sizes,
-    )
+        shape = tuple(operand.shape[order.index(axis)] for axis in "bhtd")
+        operands.append(Tensor(operand.dtype, shape))
+    attention_operands(node, *operands)
     require_dtype("the mask", mask, q.dtype)
-    scores = (of_q["b"], of_q["h"], of_q["t"], of_k["t"])
+    scores = (*operands[0].shape[:3], operands[1].shape[2])
     require_broadcast("the mask", mask, scores, "the scores")
 
 
@@ -358,7 +357,7 @@ declare(
 )
 declare("LinearAttention", requires=decoding.linear_attention_operands, batch=along(0))
 declare("RotaryEmbedding", requires=decoding.rotary_operands, infer=first_type, batch=along(0))
-declare("FlexAttention", domain="ai.onnx.preview", requires=decoding.flex_attention_operands)
+declare("FlexAttention", domain="ai.onnx.preview", requires=flex_attention_operands)
 declare("FusedAttention", domain=INTERNAL_DOMAIN, requires=fused_attention_operands)
 declare(
     "DecoderAttention",

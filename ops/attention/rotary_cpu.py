@@ -8,6 +8,7 @@ from subgraph.graph.graph import Node
 from subgraph.ops.checks.cpu import emit_range_check
 
 from .arguments import RotateArguments
+from .fused_cpu import heads_of
 
 _MIN_ELEMENTS_PER_THREAD = 8192  # estimate: more work than starting a thread
 
@@ -19,19 +20,12 @@ def rotary(node: Node, low: Lowering) -> None:
     cosines, sines, positions = low.input(1), low.input(2), low.optional(3)
     if x.size == 0:
         return
-    item = x.itemsize
-    if x.rank == 4:
-        batch, heads, tokens, size = x.shape
-        steps = (heads * tokens * size, tokens * size, size)
-    else:
-        batch, tokens, hidden = x.shape
-        heads = int(node.attrs["num_heads"])
-        size = hidden // heads
-        steps = (tokens * hidden, size, hidden)
+    of = heads_of(x, int(node.attrs.get("num_heads", 0)))
+    batch, heads, tokens, size = of.sizes
     half, rows = cosines.shape[-1], cosines.size // cosines.shape[-1]
     if positions is not None:
         emit_range_check(low, positions, "position_ids", 0, rows - 1)
-    batch_stride, head_stride, token_stride = (step * item for step in steps)
+    batch_stride, head_stride, token_stride = (step * x.itemsize for step in of.steps[:3])
     arguments = RotateArguments(
         x=x,
         y=y,
