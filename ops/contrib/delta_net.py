@@ -17,8 +17,9 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
 )
+from subgraph.ops.attention.decoding import require_rule
 
-from .linear_attention import attend_tokens, flat, repeated, rule_operands
+from .linear_attention import attend_tokens, flat, repeated
 
 
 def delta_net_operands(
@@ -42,7 +43,7 @@ def delta_net_operands(
         a_log: [value_heads], for a gate.
         bias: [value_heads], [value_heads, size] or [value_heads * size], for a gate.
     """
-    needs = rule_operands(node, decay, beta)
+    needs = require_rule(node, decay, beta)
     require(("g" in needs) == (decay is not None), "decay and update_rule do not fit")
     require(("d" in needs) == (beta is not None), "beta and update_rule do not fit")
     require((key is None) == (value is None), "key and value: one is given without the other")

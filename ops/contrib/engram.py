@@ -67,7 +67,9 @@ def _grouped(call: Call, x: Any) -> Any:
     x, branches = call.cast(x, "float32"), call.attribute("num_branches")
     if not branches:
         return x
-    sizes = [branches, call.size(x, -1) // branches]
+    row = call.shape(x)[-1]
+    # Reshape cannot compute a size (-1) if another dimension is empty.
+    sizes = [branches, row // branches if isinstance(row, int) else -1]
     return call.Reshape(x, call.Concat(call.Shape(x, end=-1), sizes, axis=0))
 
 
@@ -138,6 +140,44 @@ def hyper_connection_post_mix(call: Call) -> Results:
     return [call.cast(total, call.dtype(given))]
 
 
+def branchwise_operands(node: Node, x: Tensor, scale: Tensor | None = None) -> None:
+    """Raise ShapeError unless rows are whole branches, and the scale is that of one or of all.
+
+    Args:
+        node: The BranchwiseRMSNorm.
+        x: [..., branches, size]; with ``num_branches`` [..., branches * size].
+        scale: [branches * size], [branches, size] or [size].
+    """
+    *_, branches, size = _streams(node, x)
+    if scale is not None and scale.shape not in ((branches * size,), (branches, size)):
+        require_shape("scale", scale, (size,), "one for each element of a branch, or of all")
+
+
+@function(
+    "BranchwiseRMSNorm",
+    "X, scale? -> Y",
+    requires=branchwise_operands,
+    epsilon=1e-5,
+    num_branches=0,
+)
+def branchwise_rms_norm(call: Call) -> Results:
+    """RMS normalization of the branches of a row, in float32."""
+    given, scale = call.inputs
+    x = _grouped(call, given)
+    if scale is not None and call.rank(scale) == 1 and call.shape(scale)[0] != call.shape(x)[-1]:
+        scale = call.Reshape(scale, call.Shape(x, start=-2))
+    normal = call.Reshape(_normalized(call, x, scale), call.Shape(given))
+    return [call.cast(normal, call.dtype(given))]
+
+
+def _normalized(call: Call, x: Any, scale: Any) -> Any:
+    """Return the RMS normalization of rows in float32, times factors of several rows (or None)."""
+    x = call.cast(x, "float32")
+    ones = call.Expand(call.constant(1.0, "float32"), call.Shape(x, start=-1))
+    normal = call.RMSNormalization(x, ones, axis=-1, epsilon=call.attribute("epsilon"))
+    return normal if scale is None else call.Mul(normal, call.cast(scale, "float32"))
+
+
 # Engram
 
 
@@ -188,14 +228,6 @@ def engram_gate(call: Call) -> Results:
     gated = call.Mul(gate, call.Unsqueeze(call.cast(value, "float32"), [2]))
     normal = None if value_scale is None else _normalized(call, gated, value_scale)
     return [call.cast(gated, dtype), None if normal is None else call.cast(normal, dtype)]
-
-
-def _normalized(call: Call, x: Any, scale: Any) -> Any:
-    """Return the RMS normalization of rows in float32, times factors of several rows."""
-    x = call.cast(x, "float32")
-    ones = call.Expand(call.constant(1.0, "float32"), call.Shape(x, start=-1))
-    normal = call.RMSNormalization(x, ones, axis=-1, epsilon=call.attribute("epsilon"))
-    return call.Mul(normal, call.cast(scale, "float32"))
 
 
 def hash_operands(

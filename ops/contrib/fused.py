@@ -183,13 +183,8 @@ POOL_ATTRIBUTES: dict[str, Any] = {
 }
 
 
-def pool_options(call: Call) -> dict[str, Any]:
-    """Return the attributes of a pool by name, as keywords for one of the standard."""
-    return call.attributes(*POOL_ATTRIBUTES)
-
-
 @function("NhwcMaxPool", "x -> y", **POOL_ATTRIBUTES)
 def nhwc_max_pool(call: Call) -> Results:
     """MaxPool with channels last."""
-    options = pool_options(call)
+    options = call.attributes(*POOL_ATTRIBUTES)
     return [channels_first(call, call.inputs[0], lambda x: call.MaxPool(x, **options))]

@@ -20,10 +20,32 @@ from subgraph.operators.requirements import (
     require_shape,
     require_whole_number,
 )
-from subgraph.ops.attention.decoding import UPDATE_RULES, require_heads, require_split
+from subgraph.ops.attention.decoding import UPDATE_RULES, require_heads, require_rule, require_split
 
 _OPSET = 27  # of LinearAttention in the standard
 END = (1 << 63) - 1  # the end of a dimension, for Slice
+
+
+def require_causal_filters(
+    node: Node, x: Tensor, weight: Tensor, bias: Tensor | None, channels: int
+) -> int:
+    """Require filters of a causal convolution; return the steps that they reach back.
+
+    Args:
+        node: The node: ``activation``, ``dilation``.
+        x: What is filtered.
+        weight: Filters, [channels, 1, taps].
+        bias: A number for each channel.
+        channels: Number of channels.
+    """
+    require_rank("weight", weight, 3)
+    taps = weight.shape[2]
+    require_dtype("weight", weight, x.dtype)
+    require_shape("weight", weight, (channels, 1, taps), "a filter for each channel")
+    require(taps >= 1, "the filters are empty")
+    require_shape("bias", bias, (channels,), "one for each channel")
+    require_choice(node, "activation", "none", "none", "silu", "swish")
+    return (taps - 1) * require_whole_number(node, "dilation", 1, least=1, most=1 << 24)
 
 
 def causal_convolution_operands(
@@ -48,19 +70,12 @@ def causal_convolution_operands(
         require(x.rank >= 3, "input has rank {}, at least 3 is needed", x.rank)
     else:
         require_rank("input", x, 3)
-    require_rank("weight", weight, 3)
     require(x.size != 0, "the input has shape {}: no elements to filter", x.shape)
     shape = x.shape[2:] if last else x.shape[1:2]
     channels = math.prod(shape)
-    taps = weight.shape[2]
-    require_dtype("weight", weight, x.dtype)
-    require_shape("weight", weight, (channels, 1, taps), "a filter for each channel")
-    require(taps >= 1, "the filters are empty")
-    require_shape("bias", bias, (channels,), "one for each channel")
-    steps = (taps - 1) * require_whole_number(node, "dilation", 1, least=1, most=1 << 24)
+    steps = require_causal_filters(node, x, weight, bias, channels)
     state = (x.shape[0], steps, *shape) if last else (x.shape[0], channels, steps)
     require_shape("past_state", past, state, "the steps that a filter reaches back")
-    require_choice(node, "activation", "none", "none", "silu", "swish")
 
 
 @function(
@@ -161,15 +176,6 @@ def attend_tokens(
     )
 
 
-def rule_operands(node: Node, decay: Tensor | None, beta: Tensor | None) -> str:
-    """Require the operands of the update rule, and return what the rule needs: see UPDATE_RULES."""
-    rule = require_choice(node, "update_rule", "gated_delta", *UPDATE_RULES)
-    needs = UPDATE_RULES[rule]
-    require("g" not in needs or decay is not None, "update_rule {!r} needs decay", rule)
-    require("d" not in needs or beta is not None, "update_rule {!r} needs beta", rule)
-    return needs
-
-
 def linear_attention_operands(
     node: Node, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None,
     decay: Tensor | None = None, beta: Tensor | None = None,
@@ -197,7 +203,7 @@ def linear_attention_operands(
     require(fits, "key {} has no heads of {} elements, as query", key, size)
     key_heads = key.shape[2] // size
     require(kv_heads % key_heads == 0, "{} heads of values, {} of keys", kv_heads, key_heads)
-    rule_operands(node, decay, beta)
+    require_rule(node, decay, beta)
 
 
 @function(

@@ -15,7 +15,7 @@ from subgraph.operators.schema import NCHWC
 from subgraph.system.host import native_architecture
 from subgraph.system.processor import processor
 
-from .fused import CONVOLUTION_ATTRIBUTES, POOL_ATTRIBUTES, fused_convolution, pool_options
+from .fused import CONVOLUTION_ATTRIBUTES, POOL_ATTRIBUTES, fused_convolution
 
 
 def block_channels() -> int:
@@ -107,29 +107,13 @@ def conv(call: Call) -> Results:
     return [fused_convolution(call, x, w, *rest)]
 
 
-@function("MaxPool", "X -> Y", domain=NCHWC, storage_order=0, **POOL_ATTRIBUTES)
-def max_pool(call: Call) -> Results:
-    """MaxPool."""
-    return [call.MaxPool(call.inputs[0], **pool_options(call))]
-
-
 @function("AveragePool", "X -> Y", domain=NCHWC, count_include_pad=0, **POOL_ATTRIBUTES)
-def average_pool(call: Call) -> Results:
-    """AveragePool."""
-    included = call.attribute("count_include_pad")
-    return [call.AveragePool(call.inputs[0], count_include_pad=included, **pool_options(call))]
-
-
-@function("GlobalMaxPool", "X -> Y", domain=NCHWC)
-def global_max_pool(call: Call) -> Results:
-    """GlobalMaxPool."""
-    return [call.GlobalMaxPool(call.inputs[0])]
-
-
 @function("GlobalAveragePool", "X -> Y", domain=NCHWC)
-def global_average_pool(call: Call) -> Results:
-    """GlobalAveragePool."""
-    return [call.GlobalAveragePool(call.inputs[0])]
+@function("GlobalMaxPool", "X -> Y", domain=NCHWC)
+@function("MaxPool", "X -> Y", domain=NCHWC, storage_order=0, **POOL_ATTRIBUTES)
+def pool(call: Call) -> Results:
+    """Pool, as the standard does."""
+    return call.as_standard()
 
 
 def upsample_operands(node: Node, x: Tensor) -> None:

@@ -11,14 +11,12 @@ from subgraph.operators.requirements import (
     Tensor,
     known_numbers,
     require,
-    require_choice,
-    require_dtype,
     require_rank,
     require_shape,
     require_whole_number,
 )
 
-from .linear_attention import END
+from .linear_attention import END, require_causal_filters
 
 
 def convolution_operands(
@@ -39,21 +37,15 @@ def convolution_operands(
         mask: For CUDA only.
     """
     require_rank("input", x, 2)
-    require_rank("weight", weight, 3)
     require_rank("cumulative_sequence_length", ends, 1)
     require(ends.shape[0] >= 2, "there is no sequence")
-    channels, taps, sequences = x.shape[1], weight.shape[2], ends.shape[0] - 1
-    require_dtype("weight", weight, x.dtype)
-    require_shape("weight", weight, (channels, 1, taps), "a filter for each channel")
-    require(taps >= 1, "the filters are empty")
-    require_shape("bias", bias, (channels,), "one for each channel")
-    steps = (taps - 1) * require_whole_number(node, "dilation", 1, least=1, most=1 << 24)
+    channels, sequences = x.shape[1], ends.shape[0] - 1
+    steps = require_causal_filters(node, x, weight, bias, channels)
     require_shape("initial_state", state, (sequences, channels, steps), "tokens before the first")
     capacity = require_whole_number(node, "state_update_capacity", 0, least=0, most=8)
     given = "given" if count is not None else "missing"
     require((count is not None) == (capacity > 0), "capture_count is {} for {}", given, capacity)
     require_shape("capture_count", count, (sequences,), "one for each sequence")
-    require_choice(node, "activation", "none", "none", "silu", "swish")
     known = known_numbers(ends) or []
     ordered = all(a <= b for a, b in pairwise(known))
     fits = not known or (known[0] == 0 and known[-1] == x.shape[0] and ordered)

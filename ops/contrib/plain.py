@@ -19,7 +19,7 @@ from subgraph.ops.movement.operands import pad_operands, trilu_operands
 @function("Trilu", "X, k? -> Y", requires=trilu_operands, upper=1)
 def trilu(call: Call) -> Results:
     """Keep one triangle of each matrix."""
-    return [call.Trilu(*call.inputs, upper=call.attribute("upper"))]
+    return call.as_standard()
 
 
 def unique_operands(node: Node, x: Tensor) -> None:

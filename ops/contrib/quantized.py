@@ -233,16 +233,11 @@ def qlinear_conv(call: Call) -> Results:
     return [_channels_first(call, call.inputs[0], lambda x: call.QLinearConv(x, *rest, **options))]
 
 
-@function("QuantizeLinear", "x, y_scale, y_zero_point? -> y", axis="int")
-def quantize_linear(call: Call) -> Results:
-    """Quantize, as the standard does."""
-    return [call.QuantizeLinear(*call.inputs, axis=call.attribute("axis"))]
-
-
 @function("DequantizeLinear", "x, x_scale, x_zero_point? -> y", axis="int")
-def dequantize_linear(call: Call) -> Results:
-    """Dequantize, as the standard does."""
-    return [call.DequantizeLinear(*call.inputs, axis=call.attribute("axis"))]
+@function("QuantizeLinear", "x, y_scale, y_zero_point? -> y", axis="int")
+def as_standard(call: Call) -> Results:
+    """Quantize or dequantize, as the standard does."""
+    return call.as_standard()
 
 
 def _scaled_sums(

@@ -17,7 +17,6 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
     require_single,
-    require_whole_number,
 )
 
 
@@ -175,55 +174,6 @@ def scaled_silu(call: Call) -> Results:
 
 
 # Normalization
-
-
-def branchwise_operands(node: Node, x: Tensor, scale: Tensor | None = None) -> None:
-    """Raise ShapeError unless rows are whole branches, and the scale is that of one or of all.
-
-    Args:
-        node: The BranchwiseRMSNorm.
-        x: [..., branches, size]; with ``num_branches`` [..., branches * size].
-        scale: [branches * size], [branches, size] or [size].
-    """
-    branches = require_whole_number(node, "num_branches", 0, least=0)
-    require(x.rank >= (1 if branches else 2), "X of shape {} has no branches", list(x.shape))
-    size = x.shape[-1]
-    if branches:
-        require(size % branches == 0, "rows of {} are no {} branches", size, branches)
-        size //= branches
-    else:
-        branches = x.shape[-2]
-    if scale is not None and scale.shape not in ((branches * size,), (branches, size)):
-        require_shape("scale", scale, (size,), "one for each element of a branch, or of all")
-
-
-@function(
-    "BranchwiseRMSNorm",
-    "X, scale? -> Y",
-    requires=branchwise_operands,
-    epsilon=1e-5,
-    num_branches=0,
-)
-def branchwise_rms_norm(call: Call) -> Results:
-    """RMS normalization of the branches of a row, in float32."""
-    x, scale = call.inputs
-    branches, wide = call.attribute("num_branches"), call.cast(x, "float32")
-    if branches:
-        row = call.shape(x)[-1]
-        # Reshape cannot compute a size (-1) if another dimension is empty.
-        size = row // branches if isinstance(row, int) else -1
-        wide = call.Reshape(wide, call.Concat(call.Shape(x, end=-1), [branches, size], axis=0))
-    # The branches' factors differ, so they are no scale of the standard's operator.
-    ones = call.Expand(call.constant(1.0, "float32"), call.Shape(wide, start=-1))
-    made = call.RMSNormalization(wide, ones, axis=-1, epsilon=call.attribute("epsilon"))
-    if scale is not None:
-        factors = call.cast(scale, "float32")
-        if call.rank(factors) == 1 and call.shape(factors)[0] != call.shape(wide)[-1]:
-            factors = call.Reshape(factors, call.Shape(wide, start=-2))
-        made = call.Mul(made, factors)
-    if branches:
-        made = call.Reshape(made, call.Shape(x))
-    return [call.cast(made, call.dtype(x))]
 
 
 def _rms(

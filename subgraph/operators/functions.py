@@ -254,6 +254,11 @@ class Call:
             raise ShapeError(f"dimension {axis} of {value.name!r} is not known")
         return dim
 
+    def as_standard(self) -> Results:
+        """Return the result of the standard's operator of this name, inputs and attributes."""
+        operator = getattr(self, self.node.op_type)
+        return [operator(*self.inputs, **self.attributes(*self._schema.attributes))]
+
     def unsupported(self, what: str) -> UnsupportedOpError:
         """Return the error for attributes or inputs (``what``) that the body does not support."""
         return _unsupported(self.node, what)
