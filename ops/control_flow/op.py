@@ -172,12 +172,8 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     require(sum(parts) == size, "split {} does not fill an axis of size {}", parts, size)
 
 
-def optional_operands(node: Node, value: Operand = None) -> None:
-    """Accept any value, or none."""
-
-
-def optional_value_operands(node: Node, value: Operand = None) -> None:
-    """Accept any optional; an empty one is None."""
+def any_optional(node: Node, value: Operand = None) -> None:
+    """Accept any value, or none; an empty optional is None."""
 
 
 def optional(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -227,9 +223,9 @@ def concat_from_sequence(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 declare("ConcatFromSequence", requires=joined_operands, compute=concat_from_sequence)
 declare("If", requires=if_operands)
 declare("Loop", requires=loop_operands)
-declare("Optional", requires=optional_operands, compute=optional)
-declare("OptionalGetElement", requires=optional_value_operands, compute=optional_get_element)
-declare("OptionalHasElement", requires=optional_value_operands, compute=optional_has_element)
+declare("Optional", requires=any_optional, compute=optional)
+declare("OptionalGetElement", requires=any_optional, compute=optional_get_element)
+declare("OptionalHasElement", requires=any_optional, compute=optional_has_element)
 declare("Scan", requires=scan_operands)
 declare("SequenceAt", "SequenceErase", requires=at_operands)
 declare("SequenceConstruct", "SequenceLength", "SequenceMap", requires=any_operands)

@@ -125,12 +125,9 @@ def _pack(forest: Forest) -> _PackedForest:
     )
 
 
-def _packed_ensemble(node: Node) -> _PackedForest:
-    return _pack(ensemble_forest(node))
-
-
-def _packed_node_list(node: Node) -> _PackedForest:
-    return _pack(node_list_forest(node))
+def _packed(node: Node) -> _PackedForest:
+    make = ensemble_forest if node.op_type == "TreeEnsemble" else node_list_forest
+    return _pack(make(node))
 
 
 @lowering("TreeEnsemble", domain=ML, dtypes={"float32"})
@@ -140,14 +137,14 @@ def tree_ensemble(node: Node, low: Lowering) -> None:
     aggregate, name = int(options["aggregate_function"]), int(options["post_transform"])
     if not 0 <= aggregate < len(AGGREGATES) or not 0 <= name < len(TRANSFORMS):
         raise Unsupported("a TreeEnsemble with an unknown aggregate or transform")
-    packed = prepared(node, _packed_ensemble)
+    packed = prepared(node, _packed)
     _emit(low, packed, AGGREGATES[aggregate], TRANSFORMS[name], np.zeros(0, np.float32))
 
 
 @lowering("TreeEnsembleRegressor", domain=ML, dtypes={"float32"})
 def tree_ensemble_regressor(node: Node, low: Lowering) -> None:
     """Lower TreeEnsembleRegressor."""
-    options, packed = attributes(node), prepared(node, _packed_node_list)
+    options, packed = attributes(node), prepared(node, _packed)
     base = numbers_of(options, "base_values")
     _emit(
         low,
@@ -161,7 +158,7 @@ def tree_ensemble_regressor(node: Node, low: Lowering) -> None:
 @lowering("TreeEnsembleClassifier", domain=ML, dtypes={"float32"})
 def tree_ensemble_classifier(node: Node, low: Lowering) -> None:
     """Lower TreeEnsembleClassifier whose labels are numbers."""
-    options, packed = attributes(node), prepared(node, _packed_node_list)
+    options, packed = attributes(node), prepared(node, _packed)
     base = numbers_of(options, "base_values")
     labels = np.array(options["classlabels_int64s"] or (), np.int64)
     if options["classlabels_strings"] or not labels.size:
