@@ -150,14 +150,36 @@ def _mixture(
     return [call.Reshape(total, call.Shape(x))]
 
 
-def _router_operands(node: Node, x: Tensor, router: Tensor, experts: int) -> None:
-    """Require a router's row for each row, and a number of experts that exist."""
-    require(x.rank in (2, 3), "input has rank {}, not 2 or 3", x.rank)
+def _router_operands(
+    node: Node, x: Tensor, router: Tensor, second: Tensor, third: Tensor | None
+) -> bool:
+    """Require a router's row for each row, experts that exist, and a gate for swiglu.
+
+    Args:
+        node: The node.
+        x: Rows.
+        router: Logits of the experts for each row.
+        second: Weights of the second layer, ``[experts, size of a row, ...]``.
+        third: Weights of the third layer; None: there is none.
+
+    Returns:
+        Whether the weights of the first layer hold those of the gate besides their own.
+    """
+    require_rank("fc2_experts_weights", second, 3)
+    experts, size = second.shape[:2]
+    require_rank("input", x, 2, 3)
+    width = x.shape[-1]
+    require(width == size, "rows have {} elements, the experts' results {}", width, size)
     rows = x.size // x.shape[-1] if x.shape[-1] else 0
     require_shape("router_probs", router, (rows, experts), "a logit for each row and expert")
     k = require_whole_number(node, "k", 1, least=1)
     require(k <= experts, "k is {}, and there are {} experts", k, experts)
-    require_choice(node, "activation_type", "relu", *_ACTIVATIONS)
+    fusion = int(node.attrs.get("swiglu_fusion", 0))
+    require(fusion in (0, 1, 2), "swiglu_fusion is {}; it is 0, 1 or 2", fusion)
+    swiglu = require_choice(node, "activation_type", "relu", *_ACTIVATIONS) == "swiglu"
+    fits = not swiglu or (third is None) == bool(fusion)
+    require(fits, "swiglu takes its gate from fc3 if swiglu_fusion is 0, and only then")
+    return swiglu and fusion > 0
 
 
 def _layer_operands(
@@ -165,17 +187,6 @@ def _layer_operands(
 ) -> None:
     require_shape(f"{name}_experts_weights", weights, (experts, outputs, inputs), "of each expert")
     require_shape(f"{name}_experts_bias", bias, (experts, outputs), "of each expert")
-
-
-def _doubled(node: Node) -> int:
-    """Return the layers that the first layer's weights hold: 2 if those of a gate are among them.
-
-    The attribute ``swiglu_fusion`` 0 asks for the gate as a layer of its own.
-    """
-    swiglu = node.attrs.get("activation_type", "relu") == "swiglu"
-    fusion = int(node.attrs.get("swiglu_fusion", 0))
-    require(fusion in (0, 1, 2), "swiglu_fusion is {}; it is 0, 1 or 2", fusion)
-    return 2 if swiglu and fusion else 1
 
 
 def moe_operands(
@@ -196,25 +207,12 @@ def moe_operands(
         third: Weights of the layer that multiplies the first.
         third_bias: Its bias.
     """
-    require(second.rank == 3, "fc2_experts_weights has rank {}, not 3", second.rank)
+    doubled = _router_operands(node, x, router, second, third)
     experts, size, inner = second.shape
-    _router_operands(node, x, router, experts)
-    require(
-        x.shape[-1] == size, "rows have {} elements, the experts' results {}", x.shape[-1], size
-    )
-    _layer_operands("fc1", first, first_bias, experts, inner * _doubled(node), size)
+    _layer_operands("fc1", first, first_bias, experts, inner * (2 if doubled else 1), size)
     _layer_operands("fc2", second, second_bias, experts, size, inner)
     if third is not None:
         _layer_operands("fc3", third, third_bias, experts, inner, size)
-    _check_gate(node, third)
-
-
-def _check_gate(node: Node, third: Tensor | None) -> None:
-    swiglu = node.attrs.get("activation_type", "relu") == "swiglu"
-    require(
-        not swiglu or (third is None) == bool(node.attrs.get("swiglu_fusion", 0)),
-        "swiglu takes its gate from fc3 if swiglu_fusion is 0, and only then",
-    )
 
 
 _OPTIONS: dict[str, Any] = {
@@ -278,12 +276,8 @@ def qmoe_operands(
         mixing: Weights for the results of all experts.
         rest: Scales of other kinds of weights, which the body refuses.
     """
-    require(second.rank == 3, "fc2_experts_weights has rank {}, not 3", second.rank)
+    doubled = _router_operands(node, x, router, second, third)
     experts, size = second.shape[:2]
-    _router_operands(node, x, router, experts)
-    require(
-        x.shape[-1] == size, "rows have {} elements, the experts' results {}", x.shape[-1], size
-    )
     require_shape("router_weights", mixing, router.shape, "one for each row and expert")
     inner = -1
     layers = (
@@ -301,7 +295,7 @@ def qmoe_operands(
             inputs, outputs = weights.shape[2] * 8 // bits, size
             inner = inputs
         else:
-            inputs, outputs = size, inner * (_doubled(node) if name == "fc1" else 1)
+            inputs, outputs = size, inner * (2 if doubled and name == "fc1" else 1)
         _layer_operands(name, weights, bias, experts, outputs, -(-inputs * bits // 8))
         width = int(node.attrs.get("block_size", 0))
         shape: tuple[int, ...] = (experts, outputs)
@@ -313,7 +307,6 @@ def qmoe_operands(
             packed = (experts, outputs, -(-(inputs // width) * bits // 8))
         require_shape(f"{name}_scales", scales, shape, "one for each row or block of weights")
         require_shape(f"{name}_zero_points", zeros, packed, "packed as the weights are")
-    _check_gate(node, third)
 
 
 def weight_bits(node: Node, layer: str) -> int:
@@ -430,15 +423,20 @@ def moe_group_router(call: Call) -> Results:
         return [None, chosen_by, scores]
     allowed = _of_best_groups(call, chosen_by, experts)
     selectable = call.Where(allowed, chosen_by, call.constant(float("-inf"), "float32"))
-    _, best = call.TopK(selectable, [call.attribute("top_k")], axis=-1, outputs=2)
-    none = call.Expand(call.constant(False), call.Shape(scores))
-    yes = call.Expand(call.constant(True), call.Shape(best))
-    selected = call.And(call.ScatterElements(none, best, yes, axis=-1), allowed)
+    selected = call.And(_largest(call, selectable, call.attribute("top_k")), allowed)
     logarithms = call.Log(call.Max(scores, 1e-20))
     result = call.Where(
         selected, logarithms, call.constant(call.attribute("router_sentinel"), "float32")
     )
     return [call.cast(result, dtype), None, None]
+
+
+def _largest(call: Call, scores: Any, count: int) -> Any:
+    """Return whether each score is one of the ``count`` largest of its row."""
+    _, indices = call.TopK(scores, [count], axis=-1, outputs=2)
+    none = call.Expand(call.constant(False), call.Shape(scores))
+    yes = call.Expand(call.constant(True), call.Shape(indices))
+    return call.ScatterElements(none, indices, yes, axis=-1)
 
 
 def _of_best_groups(call: Call, scores: Any, experts: int) -> Any:
@@ -448,9 +446,6 @@ def _of_best_groups(call: Call, scores: Any, experts: int) -> Any:
     best = min(call.attribute("group_topk"), experts // groups)
     values, _ = call.TopK(call.Reshape(scores, shape), [best], axis=-1, outputs=2)
     totals = call.ReduceSum(values, [-1], keepdims=0)
-    _, chosen = call.TopK(totals, [call.attribute("topk_group")], axis=-1, outputs=2)
-    none = call.Expand(call.constant(False), call.Shape(totals))
-    yes = call.Expand(call.constant(True), call.Shape(chosen))
-    of_group = call.Unsqueeze(call.ScatterElements(none, chosen, yes, axis=-1), [-1])
+    of_group = call.Unsqueeze(_largest(call, totals, call.attribute("topk_group")), [-1])
     spread = call.Expand(of_group, [1, 1, experts // groups])
     return call.Reshape(spread, [-1, experts])

@@ -15,6 +15,7 @@ from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.functions import Call, Results, function
 from subgraph.operators.operator import declare
+from subgraph.operators.reference import evaluate
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -22,7 +23,7 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
 )
-from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.operators.schema import INTERNAL_DOMAIN, MICROSOFT
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
 
@@ -275,18 +276,9 @@ def _fused_types(node: Node, types: Types, values: Values) -> list[ValueType | N
 
 
 def _fused_product(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return A times the dequantized weights, transposed, plus the bias."""
-    a, packed_weights, scales = inputs[:3]
-    zeros, _, bias = [*inputs[3:], None, None, None][:3]
-    width, rows, depth, bits = (int(node.attrs[k]) for k in ("block_size", "N", "K", "bits"))
-    blocks = -(-depth // width)
-    numbers = block_numbers(packed_weights.reshape(rows, -1), bits).reshape(rows, blocks, -1)
-    centre: Any = np.float32(1 << (bits - 1))
-    if zeros is not None:
-        centre = block_numbers(zeros.reshape(rows, -1), bits)[:, :blocks, None].astype(np.float32)
-    weights = (numbers - centre) * scales.reshape(rows, blocks, 1)
-    product = a @ weights.reshape(rows, -1)[:, :depth].T.astype(a.dtype)
-    return [product if bias is None else product + bias]
+    """Return the result of MatMulNBits."""
+    form = {name: node.attrs[name] for name in ("bits", "block_size", "K", "N")}
+    return evaluate(Node("MatMulNBits", node.inputs, domain=MICROSOFT, attrs=form), inputs)
 
 
 # MatMulNBits of float32 with bytes as zero points and without groups, whose words of 32 bits have
@@ -340,14 +332,13 @@ def _grouped_types(node: Node, types: Types, values: Values) -> list[ValueType |
 
 def _grouped_product(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the product of each vector and the dequantized matrix of its index."""
-    x, indices, packed_weights, scales = inputs[:4]
-    zeros = inputs[4] if len(inputs) > 4 else None
-    made = np.empty((len(x), int(node.attrs["N"]), 1), x.dtype)
-    for k, index in enumerate(indices):
-        point = None if zeros is None else zeros[index]
-        operands = [x[k].T, packed_weights[index], scales[index], point]
-        made[k] = _fused_product(node, operands)[0].T
-    return [made]
+    x, indices, packed_weights, *numbers = inputs
+    form = {name: node.attrs[name] for name in ("bits", "block_size")}
+    form |= {"gather_axis": 0, "quantize_axis": 2}
+    operands = [node.inputs[2], node.inputs[1], *node.inputs[3:]]
+    gather = Node("GatherBlockQuantized", operands, domain=MICROSOFT, attrs=form)
+    (matrices,) = evaluate(gather, [packed_weights, indices, *numbers])
+    return [matrices @ x]
 
 
 # QMoE of float32 on CPU, whose kernels read weights as they are packed.
