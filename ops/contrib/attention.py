@@ -20,6 +20,7 @@ from subgraph.operators.requirements import (
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.attention.decoding import require_heads
 
+from .quantized import scaled_sums
 from .transformer import added
 
 
@@ -269,11 +270,8 @@ _SELF_ATTRIBUTES: dict[str, Any] = {
 def attention(call: Call) -> Results:
     """Self-attention, including the product that computes queries, keys and values."""
     x, weights, bias = call.inputs[:3]
-    sizes = call.attribute("qkv_hidden_sizes")
-    if sizes is None:
-        sizes = [call.size(weights, 1) // 3] * 3 if weights is not None else None
     product = added(call, call.MatMul(x, weights), bias, requires="one_row")
-    return _self_attention(call, product, sizes)
+    return _self_attention(call, product, call.attribute("qkv_hidden_sizes"))
 
 
 @function(
@@ -288,10 +286,8 @@ def quantized_attention(call: Call) -> Results:
     """Self-attention whose first product is an int8 GEMM."""
     x, weights, bias, x_scale, w_scale, _, x_zero, w_zero, _ = call.inputs
     sums = call.MatMulInteger(x, weights, x_zero, w_zero)
-    scale = call.Mul(x_scale, w_scale)
-    floats = call.Mul(call.cast(sums, call.dtype(bias)), scale, requires="into_first")
-    total = call.Add(floats, bias, requires="one_row")
-    return _self_attention(call, total, [call.size(weights, 1) // 3] * 3)
+    total = scaled_sums(call, sums, x_scale, w_scale, bias, call.dtype(bias))
+    return _self_attention(call, total, None)
 
 
 def multi_head_operands(

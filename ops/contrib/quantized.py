@@ -19,8 +19,9 @@ from subgraph.operators.requirements import (
     require_shape,
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.recurrent.op import require_per_column
 
-from .transformer import channels_first
+from .transformer import channels_first, softmax_from
 
 Given = Sequence[Value | None]
 
@@ -99,13 +100,9 @@ def qlinear_softmax(call: Call) -> Results:
     """Softmax over an axis or, for opsets before 13, over it and all later ones."""
     axis = call.attribute("axis")
 
-    def softmax(x: Value) -> Any:
-        if call.attribute("opset") >= 13 or axis in (-1, call.rank(x) - 1):
-            return call.Softmax(x, axis=axis)
-        rows = call.Softmax(call.Flatten(x, axis=axis), axis=1)
-        return call.Reshape(rows, call.Shape(x))
-
-    return _requantized(call, softmax)
+    if call.attribute("opset") >= 13:
+        return _requantized(call, lambda x: call.Softmax(x, axis=axis))
+    return _requantized(call, lambda x: softmax_from(call, x, axis))
 
 
 @function(
@@ -240,7 +237,7 @@ def as_standard(call: Call) -> Results:
     return call.as_standard()
 
 
-def _scaled_sums(
+def scaled_sums(
     call: Call, sums: Any, a_scale: Any, b_scale: Any, bias: Value | None, dtype: str
 ) -> Any:
     """Return integer sums scaled to floats, plus a bias.
@@ -276,7 +273,7 @@ def matmul_integer_to_float(call: Call) -> Results:
     """Multiply quantized matrices, and scale."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = call.inputs
     sums = call.MatMulInteger(a, b, a_zero, b_zero)
-    return [_scaled_sums(call, sums, a_scale, b_scale, bias, call.dtype(a_scale))]
+    return [scaled_sums(call, sums, a_scale, b_scale, bias, call.dtype(a_scale))]
 
 
 @function(
@@ -289,7 +286,7 @@ def dynamic_quantize_matmul(call: Call) -> Results:
     a, b, b_scale, b_zero, bias = call.inputs
     bytes_, a_scale, a_zero = call.DynamicQuantizeLinear(a, outputs=3)
     sums = call.MatMulInteger(bytes_, b, a_zero, b_zero)
-    return [_scaled_sums(call, sums, a_scale, b_scale, bias, "float32")]
+    return [scaled_sums(call, sums, a_scale, b_scale, bias, "float32")]
 
 
 def dynamic_quantize_lstm_operands(
@@ -318,11 +315,9 @@ def dynamic_quantize_lstm_operands(
     stated = node.attrs.get("hidden_size")
     require(stated is None or stated == hidden, "hidden_size is {}, R has {}", stated, hidden)
     require_shape("B", bias, (directions, 2 * gates), "those of inputs and states")
-    names = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
-    for name, operand in zip(names, (w_scale, w_zero, r_scale, r_zero), strict=True):
-        require_rank(name, operand, 1, 2)
-        shape = (directions, gates)[: operand.rank]
-        require_shape(name, operand, shape, "one for each direction, or for each of its columns")
+    numbers = {"W_scale": w_scale, "W_zero_point": w_zero}
+    numbers |= {"R_scale": r_scale, "R_zero_point": r_zero}
+    require_per_column(numbers, directions, hidden)
 
 
 @function(
@@ -375,7 +370,7 @@ def dynamic_quantize_lstm(call: Call) -> Results:
         # added once.
         both = call.ReduceSum(both, [1], keepdims=0)
         bias = call.Reshape(both, [columns])
-    products = _scaled_sums(call, sums, scale, flat(w_scale), bias, "float32")
+    products = scaled_sums(call, sums, scale, flat(w_scale), bias, "float32")
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction")
     options = call.attributes(*names, "input_forget")
     states = call.QuantizedLSTM(

@@ -51,6 +51,13 @@ def channels_first(call: Call, x: Any, operator: Callable[[Any], Any], *, last: 
     return call.Transpose(operator(transposed), perm=(0, *range(2, rank), 1))
 
 
+def softmax_from(call: Call, x: Any, axis: int) -> Any:
+    """Return the softmax over an axis and all later ones, as Softmax was before opset 13."""
+    if axis in (-1, call.rank(x) - 1):
+        return call.Softmax(x, axis=-1)
+    return call.Reshape(call.Softmax(call.Flatten(x, axis=axis), axis=-1), call.Shape(x))
+
+
 def _sum_with_skip(call: Call, x: Value | None, skip: Value | None, bias: Value | None) -> Any:
     """Return the sum of an input, a residual (``skip``) and a bias."""
     total = added(call, x, skip, requires="same_rows")
@@ -110,12 +117,8 @@ def bias_add(call: Call) -> Results:
 @function("BiasSoftmax", "data, bias -> output", axis=1, is_inner_broadcast="int!")
 def bias_softmax(call: Call) -> Results:
     """Softmax of a sum, over an axis and all later ones."""
-    total, axis = call.Add(*call.inputs, requires="into_first"), call.attribute("axis")
-    if axis in (-1, call.rank(total) - 1):
-        return [call.Softmax(total, axis=-1)]
-    # The standard's Softmax has one axis since opset 13; this one has the meaning from before.
-    rows = call.Softmax(call.Flatten(total, axis=axis), axis=-1)
-    return [call.Reshape(rows, call.Shape(total))]
+    total = call.Add(*call.inputs, requires="into_first")
+    return [softmax_from(call, total, call.attribute("axis"))]
 
 
 @function(

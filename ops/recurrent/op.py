@@ -254,33 +254,35 @@ def _prepare(
     Omitted lengths are all steps, other omitted inputs zeros. ``options`` are the node's
     attributes, ``gates`` the gates of its cell.
     """
-    padded: list[Any] = [*inputs, *[None] * (8 - len(inputs))]
-    x: Array = padded[0]
-    w, r, b, lengths, h, c, p = padded[1:8]
+    x, w, r = inputs[:3]
+    b = inputs[3] if len(inputs) > 3 else None
     precision = np.float64 if x.dtype == np.float64 else np.float32
     swap = bool(options.get("layout"))
     x = np.swapaxes(x, 0, 1) if swap else x
     directions, hidden = r.shape[0], r.shape[2]
+    b = np.zeros((directions, 2 * gates * hidden)) if b is None else b
+    lengths, h, c, p = _optional(inputs, x, (directions, hidden), swap=swap)
+    x, w, r, b, h, c, p = (array.astype(precision) for array in (x, w, r, b, h, c, p))
+    return x, w, r, b, lengths, h, c, p
+
+
+def _optional(
+    inputs: Sequence[Any], x: Array, sizes: tuple[int, int], *, swap: bool = False
+) -> tuple[Array, Array, Array, Array]:
+    """Return lengths, states and peepholes: inputs 4 to 7, or all steps and zeros.
+
+    Args:
+        inputs: The node's inputs.
+        x: Its first one, [steps, batch, elements].
+        sizes: Directions, and elements of a state.
+        swap: States begin with the batch.
+    """
     steps, batch = x.shape[:2]
-
-    def take(value: Any, shape: tuple[int, ...], swapped: bool = False) -> Array:
-        if value is None:
-            return np.zeros(shape, precision)
-        value = np.swapaxes(value, 0, 1) if swapped else value
-        widened: Array = value.astype(precision)
-        return widened
-
-    state = (directions, batch, hidden)
-    return (
-        x.astype(precision),
-        w.astype(precision),
-        r.astype(precision),
-        take(b, (directions, 2 * gates * hidden)),
-        np.full(batch, steps) if lengths is None else np.asarray(lengths).reshape(batch),
-        take(h, state, swap),
-        take(c, state, swap),
-        take(p, (directions, 3 * hidden)),
-    )
+    lengths, h, c, p = [*inputs[4:], *[None] * 4][:4]
+    lengths = np.full(batch, steps) if lengths is None else np.asarray(lengths).reshape(batch)
+    none = np.zeros((sizes[0], batch, sizes[1]), np.float32)
+    h, c = (none if s is None else np.swapaxes(s, 0, 1) if swap else s for s in (h, c))
+    return lengths, h, c, np.zeros((sizes[0], 3 * sizes[1]), np.float32) if p is None else p
 
 
 def scan(
@@ -464,13 +466,25 @@ def quantized_lstm_operands(
         directions,
         hidden,
     )
-    for name, options, dtype in (("R_scale", scale, "float32"), ("R_zero_point", zero, r.dtype)):
-        require_rank(name, options, 1, 2)
-        require_dtype(name, options, dtype)
-        shape = (directions, 4 * hidden)[: options.rank]
-        require_shape(name, options, shape, "one for each direction, or for each of its columns")
+    require_per_column({"R_scale": scale, "R_zero_point": zero}, directions, hidden)
+    require_dtype("R_scale", scale, "float32")
+    require_dtype("R_zero_point", zero, r.dtype)
     require_states((directions, batch, hidden), (h, c, p), "float32")
     require_lengths(lengths, steps, batch)
+
+
+def require_per_column(numbers: Mapping[str, Tensor], directions: int, hidden: int) -> None:
+    """Require numbers for each direction, or for each of the columns of its weights.
+
+    Args:
+        numbers: Scales and zero points by their names.
+        directions: How many directions there are.
+        hidden: Elements of a state.
+    """
+    for name, operand in numbers.items():
+        require_rank(name, operand, 1, 2)
+        shape = (directions, 4 * hidden)[: operand.rank]
+        require_shape(name, operand, shape, "one for each direction, or for each of its columns")
 
 
 def quantized_state_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -503,15 +517,9 @@ def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
     """
     options = attributes(node)
     x, r, scales, zeros = inputs[:4]
-    optional: list[Any] = [*inputs[4:], *[None] * 4]
-    lengths, h, c, p = optional[:4]
-    steps, batch, _ = x.shape
     directions, hidden, _ = r.shape
     functions = _functions(options, "LSTM", directions)
-    lengths = np.full(batch, steps) if lengths is None else np.asarray(lengths)
-    initial = np.zeros((directions, batch, hidden), np.float32)
-    h, c = initial if h is None else h, initial if c is None else c
-    p = np.zeros((directions, 3 * hidden), np.float32) if p is None else p
+    lengths, h, c, p = _optional(inputs, x, (directions, hidden))
     scales, zeros = per_column(scales, hidden), per_column(zeros, hidden)
     coupled = bool(options.get("input_forget"))
     cells = [
