@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import attrs
-
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
@@ -32,61 +30,34 @@ _MIN_ELEMENTS_PER_THREAD = 4096
 _MAX_WINDOW = 1 << 30  # keys; sums of larger ones with positions would not fit OpenCL's int
 
 
-@attrs.frozen
-class _Sizes:
-    """Sizes of an Attention.
-
-    Attributes:
-        batch: Samples.
-        heads: Heads of queries.
-        kv_heads: Heads of keys and values.
-        queries: Queries of a head.
-        past: Cached keys, which come before the new ones.
-        keys: All keys of a head, cached and new.
-        depth: Elements of a query and of a key.
-        values: Elements of a value.
-    """
-
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    past: int
-    keys: int
-    depth: int
-    values: int
-
-
 @lowering("Attention", dtypes=FLOATS)
 def attention(node: Node, low: Lowering) -> None:
     """Lower Attention with all its inputs and outputs."""
     q, k, v, out = _split(node, low)
     past_key, past_value = low.optional(4), low.optional(5)
     past = 0 if past_key is None else past_key.shape[2]
-    batch, heads, queries, depth = q.sizes
-    sizes = _Sizes(batch, heads, k.sizes[1], queries, past, past + k.sizes[2], depth, v.sizes[3])
-    if 0 in (sizes.keys, batch, heads, queries, depth, sizes.values):
+    if 0 in (*q.sizes, past + k.sizes[2], v.sizes[3]):
         raise Unsupported("attention over an empty tensor")
     k = _present(low, k, past_key, 1)
     v = _present(low, v, past_value, 2)
-    scale = float(node.attrs.get("scale", 1.0 / math.sqrt(depth)))
+    scale = float(node.attrs.get("scale", 1.0 / math.sqrt(q.sizes[3])))
     causal = bool(node.attrs.get("is_causal", 0))
     softcap = float(node.attrs.get("softcap", 0.0))
-    mask, flags = _mask(node, low, sizes, causal, always=False)
-    if len(low.outputs) < 4:
+    scored = len(low.outputs) > 3
+    mask, flags = _mask(node, low, (q, k), past, causal=causal, always=scored)
+    if not scored:
         # A mask that `_mask` wrote holds causality already.
         causal = causal and mask is low.optional(3)
         # A node with a subgraph was fused from a Softmax, which gives NaN where no key is seen.
         zero_unseen = node.subgraph is None
         spec = AttentionSpec(
-            *(q, k, v, out, mask, scale, causal, sizes.past, zero_unseen), softcap=softcap
+            *(q, k, v, out, mask, scale, causal, past, zero_unseen), softcap=softcap
         )
         emit_attention(low, spec)
         return
-    if flags is None:
-        mask, flags = _mask(node, low, sizes, causal, always=True)
     assert mask is not None
-    _emit_unfused(node, low, sizes, (q, k, v, out), (mask, flags), scale, softcap)
+    assert flags is not None
+    _emit_unfused(node, low, (q, k, v, out), (mask, flags), scale, softcap)
 
 
 @lowering("DecoderAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
@@ -95,11 +66,10 @@ def decoder_attention(node: Node, low: Lowering) -> None:
     q, k, v, out = _split(node, low)
     if 0 in (*q.sizes, *k.sizes, *v.sizes):
         raise Unsupported("attention over an empty tensor")
-    sizes = _Sizes(*q.sizes[:2], k.sizes[1], q.sizes[2], 0, k.sizes[2], q.sizes[3], v.sizes[3])
     spec = AttentionSpec(
         *(q, k, v, out),
-        mask=_mask(node, low, sizes, False, always=False)[0],
-        scale=float(node.attrs.get("scale", 1.0 / math.sqrt(sizes.depth))),
+        mask=_mask(node, low, (q, k), 0, causal=False, always=False)[0],
+        scale=float(node.attrs.get("scale", 1.0 / math.sqrt(q.sizes[3]))),
         causal=bool(node.attrs.get("is_causal", 0)),
         zero_unseen=True,
         starts=low.optional(4),
@@ -157,7 +127,7 @@ def _present(low: Lowering, x: Heads, past: Operand | None, output: int) -> Head
 
 
 def _mask(
-    node: Node, low: Lowering, sizes: _Sizes, causal: bool, *, always: bool
+    node: Node, low: Lowering, of: tuple[Heads, Heads], past: int, *, causal: bool, always: bool
 ) -> tuple[Operand | None, Operand | None]:
     """Return the tensor to add to the scores, and for each row of them whether it sees any key.
 
@@ -166,14 +136,17 @@ def _mask(
     Args:
         node: The Attention node.
         low: Its lowering.
-        sizes: Its sizes.
+        of: Queries, and cached and new keys.
+        past: Cached keys, which come before the new ones.
         causal: Queries see no later keys.
         always: Write the mask and the flags in any case, with causality in the mask.
     """
     mask, counts = low.optional(3), low.optional(6)
+    batch, _, queries, _ = of[0].sizes
+    all_keys = of[1].sizes[2]
     left, right = (int(node.attrs.get(f"{k}_window_size", -1)) for k in ("left", "right"))
     dtype = low.input(0).dtype
-    unchanged = mask is None or (mask.dtype == dtype and mask.shape[-1] == sizes.keys)
+    unchanged = mask is None or (mask.dtype == dtype and mask.shape[-1] == all_keys)
     if unchanged and counts is None and max(left, right) < 0 and not always:
         return mask, None
     heads, keys, steps = 1, 1, (0, 0, 0, 0)
@@ -184,10 +157,10 @@ def _mask(
         steps = mask_steps(mask)
         # A mask that all heads share is written once; the attention reads it with a stride of 0.
         heads = mask.shape[-3] if mask.rank > 2 else 1
-    bias = temporary(low, dtype, (sizes.batch, heads, sizes.queries, sizes.keys))
-    flags = temporary(low, dtype, (sizes.batch, heads, sizes.queries, 1))
+    bias = temporary(low, dtype, (batch, heads, queries, all_keys))
+    flags = temporary(low, dtype, (batch, heads, queries, 1))
     if counts is not None:
-        emit_range_check(low, counts, "nonpad_kv_seqlen", 0, sizes.keys)
+        emit_range_check(low, counts, "nonpad_kv_seqlen", 0, all_keys)
     arguments = BiasArguments(
         y=bias,
         mask=mask or 0,
@@ -197,10 +170,10 @@ def _mask(
         mask_key=0 if mask is None else 1,
         mask_keys=keys,
         heads=heads,
-        queries=sizes.queries,
-        keys=sizes.keys,
+        queries=queries,
+        keys=all_keys,
         causal=int(causal),
-        past=sizes.past,
+        past=past,
         left=left,
         right=right,
         counts=counts or 0,
@@ -210,8 +183,8 @@ def _mask(
     low.emit(
         Kernel("subgraph.ops.attention.mask_kernels", "bias", dtype=dtype, mask=kind),
         arguments,
-        sizes.batch * heads * sizes.queries,
-        grain=max(1, _MIN_ELEMENTS_PER_THREAD // sizes.keys),
+        batch * heads * queries,
+        grain=max(1, _MIN_ELEMENTS_PER_THREAD // all_keys),
         bytes=bias.nbytes,
     )
     return bias, flags
@@ -220,9 +193,8 @@ def _mask(
 def _emit_unfused(
     node: Node,
     low: Lowering,
-    sizes: _Sizes,
-    heads: tuple[Heads, Heads, Heads, Heads],
-    mask: tuple[Operand, Operand | None],
+    operands: tuple[Heads, Heads, Heads, Heads],
+    mask: tuple[Operand, Operand],
     scale: float,
     softcap: float,
 ) -> None:
@@ -231,32 +203,30 @@ def _emit_unfused(
     Args:
         node: The Attention node.
         low: Its lowering.
-        sizes: Its sizes.
-        heads: Q, K, V and the output.
+        operands: Q, K, V and the output.
         mask: Added to the scores, and for each row of them whether it sees any key.
         scale: Factor of the scores.
         softcap: Bound c of ``c * tanh(score / c)``; 0: none.
     """
-    q, k, v, out = heads
+    q, k, v, out = operands
     dtype = q.operand.dtype
+    (batch, heads, queries, _), (_, kv_heads, keys, size) = q.sizes, v.sizes
     # Heads of queries that share a head of keys are rows of one product.
-    stacks, rows = sizes.batch * sizes.kv_heads, sizes.heads // sizes.kv_heads * sizes.queries
-    full = (sizes.batch, sizes.heads, sizes.queries, sizes.keys)
+    stacks, rows = batch * kv_heads, heads // kv_heads * queries
+    full = (batch, heads, queries, keys)
     # Each stage of the scores has memory of its own, as one of them may be an output.
     stages = [temporary(low, dtype, full) for _ in range(4)]
     if len(low.outputs) > 3:
         stages[int(node.attrs.get("qk_matmul_output_mode", 0))] = low.output(3)
     raw = temporary(low, dtype, full)
-    _emit_products(low, sizes, q, k, viewed(low, raw, (stacks, rows, sizes.keys)))
+    _emit_products(low, q, k, viewed(low, raw, (stacks, rows, keys)))
     _emit_weights(low, raw, stages, mask, scale, softcap)
-    result = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.values))
-    values = temporary(low, dtype, (sizes.batch, sizes.kv_heads, sizes.keys, sizes.values))
+    result = temporary(low, dtype, (batch, heads, queries, size))
+    values = temporary(low, dtype, v.sizes)
     _copy_heads(low, v, values, 0)
-    operands = [
-        viewed(low, stages[3], (stacks, rows, sizes.keys)),
-        viewed(low, values, (stacks, sizes.keys, sizes.values)),
-    ]
-    delegate(low, "MatMul", operands, viewed(low, result, (stacks, rows, sizes.values)))
+    weights = viewed(low, stages[3], (stacks, rows, keys))
+    factors = [weights, viewed(low, values, (stacks, keys, size))]
+    delegate(low, "MatMul", factors, viewed(low, result, (stacks, rows, size)))
     shape, item = result.shape, result.itemsize
     emit_copy(low, result, out.operand, shape, contiguous(shape), out.steps, item=item)
 
@@ -265,7 +235,7 @@ def _emit_weights(
     low: Lowering,
     raw: Operand,
     stages: Sequence[Operand],
-    mask: tuple[Operand, Operand | None],
+    mask: tuple[Operand, Operand],
     scale: float,
     softcap: float,
 ) -> None:
@@ -291,7 +261,6 @@ def _emit_weights(
     emit_expression(low, e, [source(raw), source(bias)], list(results))
     softmax = temporary(low, dtype, raw.shape)
     delegate(low, "Softmax", [stages[2]], softmax)
-    assert flags is not None
     # Softmax is NaN in a row that sees no key; ONNX wants 0.
     e = Expression()
     value, seen = e.input(dtype), e.input(dtype)
@@ -300,13 +269,14 @@ def _emit_weights(
     emit_expression(low, e, [source(softmax), source(flags)], [(value, stages[3])])
 
 
-def _emit_products(low: Lowering, sizes: _Sizes, q: Heads, k: Heads, scores: Operand) -> None:
+def _emit_products(low: Lowering, q: Heads, k: Heads, scores: Operand) -> None:
     """Emit Q K^T into ``scores`` [batch * heads of keys, queries that share a head, keys]."""
     dtype, (stacks, rows, _) = q.operand.dtype, scores.shape
-    queries = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.depth))
+    batch, kv_heads, keys, depth = k.sizes
+    queries = temporary(low, dtype, q.sizes)
     _copy_heads(low, q, queries, 0)
-    transposed = temporary(low, dtype, (stacks, sizes.depth, sizes.keys))
-    shape = (sizes.batch, sizes.kv_heads, sizes.depth, sizes.keys)
+    transposed = temporary(low, dtype, (stacks, depth, keys))
+    shape = (batch, kv_heads, depth, keys)
     steps = (k.steps[0], k.steps[1], k.steps[3], k.steps[2])
     emit_copy(low, k.operand, transposed, shape, steps, contiguous(shape), item=transposed.itemsize)
-    delegate(low, "MatMul", [viewed(low, queries, (stacks, rows, sizes.depth)), transposed], scores)
+    delegate(low, "MatMul", [viewed(low, queries, (stacks, rows, depth)), transposed], scores)
