@@ -47,23 +47,24 @@ def quantize(call: Call, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
     return call.QuantizeLinear(x, scale, zero, requires="one_scale")
 
 
-def _requantized(call: Call, operator: Callable[[Any], Any]) -> Results:
-    """Return ``operator`` of the node's dequantized input, quantized as the node's output."""
-    x, _, _, scale, zero = call.inputs
-    return [quantize(call, operator(dequantize(call, call.inputs[:3])), scale, zero, call.dtype(x))]
+def _requantized(
+    call: Call, operator: Callable[..., Any], given: Sequence[Any] | None = None
+) -> list[Value | None]:
+    """Return ``operator`` of dequantized inputs, quantized.
+
+    Args:
+        call: The node.
+        operator: A function of the floats of each input.
+        given: Bytes, scale and zero point of each input, then scale and zero point of the result;
+            None: the node's inputs.
+    """
+    *operands, scale, zero = call.inputs if given is None else given
+    floats = [dequantize(call, operands[k : k + 3]) for k in range(0, len(operands), 3)]
+    return [quantize(call, operator(*floats), scale, zero, call.dtype(operands[0]))]
 
 
 def _channels_first(call: Call, x: Any, operator: Callable[[Any], Any]) -> Any:
     return channels_first(call, x, operator, last=call.attribute("channels_last"))
-
-
-def _binary(call: Call, op_type: str) -> Results:
-    """Return the quantized result of an operator of two quantized inputs."""
-    a = call.inputs[0]
-    operands = dequantize(call, call.inputs[:3]), dequantize(call, call.inputs[3:6])
-    result = getattr(call, op_type)(*operands)
-    scale, zero = call.inputs[6:8]
-    return [quantize(call, result, scale, zero, call.dtype(a))]
 
 
 _BINARY_FORM = "A, A_scale, A_zero_point?, B, B_scale, B_zero_point?, C_scale, C_zero_point? -> C"
@@ -72,13 +73,13 @@ _BINARY_FORM = "A, A_scale, A_zero_point?, B, B_scale, B_zero_point?, C_scale, C
 @function("QLinearAdd", _BINARY_FORM)
 def qlinear_add(call: Call) -> Results:
     """Add."""
-    return _binary(call, "Add")
+    return _requantized(call, call.Add)
 
 
 @function("QLinearMul", _BINARY_FORM)
 def qlinear_mul(call: Call) -> Results:
     """Multiply."""
-    return _binary(call, "Mul")
+    return _requantized(call, call.Mul)
 
 
 @function("QLinearSigmoid", "X, X_scale, X_zero_point?, Y_scale, Y_zero_point? -> Y")
@@ -156,9 +157,9 @@ def qlinear_concat(call: Call) -> Results:
     scale, zero, *rest = call.inputs
     complete = len(rest) % 3 == 0 and None not in (*rest[::3], *rest[1::3])
     require(complete, "each input needs a scale and a zero point")
-    parts = [dequantize(call, rest[at : at + 3]) for at in range(0, len(rest), 3)]
-    result = call.Concat(*parts, axis=call.attribute("axis"))
-    return [quantize(call, result, scale, zero, call.dtype(zero))]
+    axis = call.attribute("axis")
+    given = (*rest, scale, zero)
+    return _requantized(call, lambda *parts: call.Concat(*parts, axis=axis), given)
 
 
 @function(
@@ -167,11 +168,8 @@ def qlinear_concat(call: Call) -> Results:
 )
 def qlinear_where(call: Call) -> Results:
     """Select elements of two inputs by a condition."""
-    x = call.inputs[1]
-    operands = dequantize(call, call.inputs[1:4]), dequantize(call, call.inputs[4:7])
-    picked = call.Where(call.inputs[0], *operands)
-    scale, zero = call.inputs[7:9]
-    return [quantize(call, picked, scale, zero, call.dtype(x))]
+    condition, *given = call.inputs
+    return _requantized(call, lambda x, y: call.Where(condition, x, y), given)
 
 
 @function(
