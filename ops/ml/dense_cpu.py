@@ -6,8 +6,6 @@ the reference.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from subgraph.engine.planner.constants import contiguous_array, derived_operand
@@ -20,7 +18,7 @@ from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import decoded
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
-from subgraph.ops.elementwise.expressions import Expression, Term
+from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
 from subgraph.ops.shared.delegation import delegate, viewed
@@ -93,23 +91,6 @@ def samples_of(low: Lowering) -> Operand:
 # ---------------------------------------------------------------- features
 
 
-def _per_feature(
-    low: Lowering, e: Expression, name: str, numbers: Array, width: int
-) -> tuple[Term, Any]:
-    """Add numbers to an expression: one for all features, or one for each of ``width``.
-
-    Returns:
-        The term, and the operand that it reads (None for one number).
-    """
-    dtype = str(numbers.dtype)
-    if numbers.size == 1:
-        return e.number(numbers.item(), dtype), None
-    if numbers.size != width:
-        raise Unsupported(f"{numbers.size} numbers for {width} features")
-    term = e.input(dtype)
-    return term, source(weight_operand(low, name, numbers))
-
-
 @lowering("Scaler", domain=ML, dtypes=_NUMBERS)
 def scaler(node: Node, low: Lowering) -> None:
     """Lower Scaler: (x - offset) * scale."""
@@ -120,9 +101,8 @@ def scaler(node: Node, low: Lowering) -> None:
     sources: list[Source] = [source(x)]
     for op, name, default in (("sub", "offset", 0.0), ("mul", "scale", 1.0)):
         numbers = np.array(node.attrs.get(name, (default,)), work)
-        term, read = _per_feature(low, e, name, numbers, x.shape[-1] if x.rank else 1)
-        value = e(op, value, term)
-        sources += [read] if read else []
+        value = e(op, value, e.input(work))
+        sources.append(source(weight_operand(low, name, numbers)))
     emit_expression(low, e, sources, [(e.cast(value, "float32"), y)])
 
 
@@ -138,9 +118,9 @@ def imputer(node: Node, low: Lowering) -> None:
     e = Expression()
     value = e.input(x.dtype)
     missing = e("isnan", value) if sought != sought else e("eq", value, e.number(sought, x.dtype))
-    other, read = _per_feature(low, e, "imputed", numbers, x.shape[1])
-    result = e("where", missing, other, value, dtype=x.dtype)
-    emit_expression(low, e, [source(x), *([read] if read else [])], [(result, y)])
+    result = e("where", missing, e.input(x.dtype), value, dtype=x.dtype)
+    imputed = source(weight_operand(low, "imputed", numbers))
+    emit_expression(low, e, [source(x), imputed], [(result, y)])
 
 
 @lowering("Binarizer", domain=ML, dtypes=("float32", "float64"))
