@@ -24,6 +24,7 @@ from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
 from subgraph.ops.shared.delegation import delegate, viewed
 
 from .arguments import SearchArguments
+from .linear import parameters
 from .operands import label_table
 from .scores import ML, prepared
 
@@ -252,14 +253,13 @@ def one_hot_encoder(node: Node, low: Lowering) -> None:
 # ---------------------------------------------------------------- linear models
 
 
-def _linear(node: Node, count: int) -> tuple[Array, Array]:
-    """Return weights [scores, features] and intercepts [scores]."""
-    options = attributes(node)
-    weights = np.array(options["coefficients"] or (), np.float32)
-    added = np.array(options["intercepts"] or [0.0] * count, np.float32)
-    if count < 1 or not weights.size or weights.size % count or added.size != count:
-        raise Unsupported(f"{weights.size} coefficients for {count} scores")
-    return weights.reshape(count, -1), added
+def _linear(node: Node, x: Operand) -> tuple[Array, Array]:
+    """Return weights [scores, features] and intercepts [scores] for samples ``x``."""
+    coefficients, added = prepared(node, parameters)
+    if not coefficients.size:
+        raise Unsupported("a linear model without coefficients")
+    weights = coefficients.reshape(-1, x.shape[1])
+    return weights, added if added.size else np.zeros(len(weights), np.float32)
 
 
 def emit_linear(low: Lowering, x: Operand, weights: Array, added: Array, scores: Operand) -> None:
@@ -276,15 +276,11 @@ def emit_linear(low: Lowering, x: Operand, weights: Array, added: Array, scores:
     delegate(low, "Gemm", [x, factors, weight_operand(low, "added", added)], scores, transB=1)
 
 
-def _regressor(node: Node) -> tuple[Array, Array]:
-    return _linear(node, int(attributes(node)["targets"]))
-
-
 @lowering("LinearRegressor", domain=ML, dtypes={"float32"})
 def linear_regressor(node: Node, low: Lowering) -> None:
     """Lower LinearRegressor."""
-    weights, added = prepared(node, _regressor)
     x, y, name = samples_of(low), low.output(), decoded(attributes(node)["post_transform"])
+    weights, added = _linear(node, x)
     scores = scores_operand(low, name, y)
     emit_linear(low, x, weights, added, scores)
     emit_transform(low, name, scores, y)
@@ -295,7 +291,7 @@ def linear_classifier(node: Node, low: Lowering) -> None:
     """Lower LinearClassifier whose labels are numbers, with a score for each."""
     options, x = attributes(node), samples_of(low)
     labels = np.array(options["classlabels_ints"] or (), np.int64)
-    weights, added = prepared(node, _classifier)
+    weights, added = _linear(node, x)
     count = len(added)
     if options["classlabels_strings"] or count < 2 or len(labels) < count:
         raise Unsupported("string labels, or two classes with one score")
@@ -306,11 +302,6 @@ def linear_classifier(node: Node, low: Lowering) -> None:
     emit_argminmax(low, scores, classes, count, 1, largest=True, last=False)
     emit_labels(low, classes, labels)
     emit_transform(low, name, scores, y)
-
-
-def _classifier(node: Node) -> tuple[Array, Array]:
-    options = attributes(node)
-    return _linear(node, max(len(options["intercepts"] or ()), 1))
 
 
 def emit_labels(low: Lowering, classes: Operand, labels: Array) -> None:

@@ -15,17 +15,22 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 
-from .scores import label_array, rows, transformed, two_scores
+from .scores import label_array, prepared, rows, transformed, two_scores
+
+
+def parameters(node: Node) -> tuple[Array, Array]:
+    """Return coefficients, a row of features for each score, and intercepts of scores or none."""
+    options = attributes(node)
+    names = ("coefficients", "intercepts")
+    weights, added = (np.array(options[name] or (), np.float32) for name in names)
+    return weights, added
 
 
 def _products(node: Node, x: Array, count: int) -> Array:
     """Return X W + b in float32, [samples, count]."""
-    options = attributes(node)
-    weights = np.array(options["coefficients"] or (), np.float32)
+    weights, added = prepared(node, parameters)
     scores: Array = x.astype(np.float32) @ weights.reshape(count, -1).T
-    if not options["intercepts"]:
-        return scores
-    return scores + np.array(options["intercepts"], np.float32)
+    return scores + added if added.size else scores
 
 
 def linear_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

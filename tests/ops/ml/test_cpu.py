@@ -130,7 +130,7 @@ def test_linear_models(samples: int, count: int) -> None:
         for transform in ("NONE", "LOGISTIC", "SOFTMAX"):
             attrs |= {"post_transform": transform, **more}
             _compare("LinearRegressor", x, exact=False, targets=count, **attrs)
-            if more and count > 1:
+            if count > 1:
                 labels: dict[str, Any] = {"classlabels_ints": [5, -2, 9]}
                 _compare("LinearClassifier", x, outputs=2, exact=False, **attrs, **labels)
 
