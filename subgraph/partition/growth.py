@@ -21,57 +21,44 @@ from subgraph.partition.selector import SubgraphSelector
 from subgraph.partition.selector_driver import INPUT, OUTPUT, SelectorDriver
 
 
-class Growth:
-    """Grows regions in one graph for one property.
+def grow(
+    driver: SelectorDriver, search: Search, via: array[int], selector: SubgraphSelector, start: int
+) -> tuple[list[int], list[int]]:
+    """Grow a region from ``start`` by the answers of ``selector``; see `Search.grown`.
 
-    Attributes:
-        driver: Makes selectors and checks their answers.
+    Args:
+        driver: Checks the selector's answers.
         search: The search, which knows the free nodes.
-        via: For each node that was a candidate, the node from which it was found; for a start,
-            itself.
+        via: Gets for each candidate the node from which it was found; for the start, itself.
+        selector: The selector of the region.
+        start: The start node.
     """
-
-    def __init__(self, driver: SelectorDriver, search: Search, via: array[int]) -> None:
-        """Grow over the free nodes of ``search``.
-
-        Args:
-            driver: Makes selectors and checks their answers.
-            search: The search.
-            via: Filled; see the class.
-        """
-        self.driver = driver
-        self.search = search
-        self.via = via
-
-    def grow(self, selector: SubgraphSelector, start: int) -> tuple[list[int], list[int]]:
-        """Grow a region from ``start`` by the answers of ``selector``; see `Search.grown`."""
-        # The search runs as compiled code and stops whenever it needs answers, so the selector,
-        # which is Python, is asked about all neighbours of one side of a node between two calls.
-        driver, search, via = self.driver, self.search, self.via
-        nodes, forced, refuse = driver.work.nodes, driver.work.forced, driver.refusals.append
-        command, asked, answers, run = search.command, search.asked, search.answers, search.run
-        question: Callable[[Any, Any], Any]
-        via[start] = start
-        count = search.begin_growth(start)
-        while count:
-            node = command[1]
-            this = nodes[node]
-            if command[2] == PRODUCERS:
-                method, question = INPUT, selector.select_input
+    # The search runs as compiled code and stops whenever it needs answers, so the selector, which
+    # is Python, is asked about all neighbours of one side of a node between two calls.
+    nodes, forced, refuse = driver.work.nodes, driver.work.forced, driver.refusals.append
+    command, asked, answers, run = search.command, search.asked, search.answers, search.run
+    question: Callable[[Any, Any], Any]
+    via[start] = start
+    count = search.begin_growth(start)
+    while count:
+        node = command[1]
+        this = nodes[node]
+        if command[2] == PRODUCERS:
+            method, question = INPUT, selector.select_input
+        else:
+            method, question = OUTPUT, selector.select_output
+        for k in range(count):
+            other = asked[k]
+            try:
+                answer = True if forced[other] else question(this, nodes[other])
+            except Exception as error:
+                driver.fail(selector, method, node, other, error)
+            if answer is True or (
+                answer is not False and driver.is_yes(answer, selector, method, node, other)
+            ):
+                answers[k] = 1
+                via[other] = node
             else:
-                method, question = OUTPUT, selector.select_output
-            for k in range(count):
-                other = asked[k]
-                try:
-                    answer = True if forced[other] else question(this, nodes[other])
-                except Exception as error:
-                    driver.fail(selector, method, node, other, error)
-                if answer is True or (
-                    answer is not False and driver.is_yes(answer, selector, method, node, other)
-                ):
-                    answers[k] = 1
-                    via[other] = node
-                else:
-                    refuse((other, method, node, answer))
-            count = run()
-        return search.grown()
+                refuse((other, method, node, answer))
+        count = run()
+    return search.grown()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from subgraph.partition.growth import Growth
+from subgraph.partition.growth import grow
 from subgraph.partition.record import CAPPED, MADE, SMALL
 from subgraph.partition.search.search import Search
 from subgraph.partition.selector import SubgraphSelector
@@ -75,7 +75,6 @@ def propose(driver: SelectorDriver, made: Sequence[list[int]], strategy: str) ->
 def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals) -> None:
     free = driver.work.free
     search.set_free(free)
-    growth = Growth(driver, search, found.via)
     for start in range(len(free)):
         if not free[start]:
             continue
@@ -83,12 +82,7 @@ def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals)
         found.selector = found.selector or type(selector).__name__
         if not driver.select(selector, start):
             continue
-        members, given_up = growth.grow(selector, start)
-        without: list[int] = []
-        if given_up and type(selector).reset is not SubgraphSelector.reset:
-            selector, members, without, given_up = _grow_again(
-                growth, start, selector, members, given_up
-            )
+        selector, members, without, given_up = _grown(driver, search, found.via, selector, start)
         for node in (*without, *given_up):
             found.given_up[node] = len(found.regions)
         left = driver.filter(selector, members)
@@ -106,28 +100,29 @@ def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals)
             search.set_free(free)
 
 
-def _grow_again(
-    growth: Growth, start: int, selector: SubgraphSelector, members: list[int], given_up: list[int]
+def _grown(
+    driver: SelectorDriver, search: Search, via: array[int], selector: SubgraphSelector, start: int
 ) -> tuple[SubgraphSelector, list[int], list[int], list[int]]:
-    """Grow a region again without the nodes that it gave up, for a selector that keeps state.
+    """Grow a region; if the selector keeps state, again without the nodes that were given up.
 
     A selector that counts nodes, for example, has counted those too; so each growth begins with a
     fresh or reset selector. Ends when no node is given up, or after `_MOST_GROWTHS`.
 
     Args:
-        growth: Grows the region.
-        start: Its start node.
+        driver: Makes selectors and checks their answers.
+        search: The search.
+        via: Gets for each candidate the node from which it was found; see `growth.grow`.
         selector: The selector of the first growth.
-        members: The nodes of the first growth.
-        given_up: The nodes that the first growth gave up, at least one.
+        start: The region's start node.
 
     Returns:
         The last selector, the region's nodes, the nodes that were left out, which are not free in
         the search, and the nodes that the last growth gave up.
     """
-    driver, search = growth.driver, growth.search
+    members, given_up = grow(driver, search, via, selector, start)
     without: list[int] = []
-    for _ in range(_MOST_GROWTHS):
+    keeps_state = type(selector).reset is not SubgraphSelector.reset
+    for _ in range(_MOST_GROWTHS if keeps_state else 0):
         if not given_up:
             break
         without += given_up
@@ -137,7 +132,7 @@ def _grow_again(
         search.set_free(free)
         selector = driver.selector()
         driver.select(selector, start)
-        members, given_up = growth.grow(selector, start)
+        members, given_up = grow(driver, search, via, selector, start)
     return selector, members, without, given_up
 
 
