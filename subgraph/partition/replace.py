@@ -13,7 +13,7 @@ from subgraph.graph.naming import fresh_name
 from subgraph.graph.order import list_uses
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType
-from subgraph.operators.subgraph_op import DOMAIN, OP_TYPE, DefaultSubgraphOp
+from subgraph.operators.subgraph_op import subgraph_node
 from subgraph.partition.property import SubgraphProperty, property_name
 from subgraph.partition.selector import Reject
 
@@ -138,7 +138,7 @@ def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node |
     create = getattr(property.create_subgraph_node, "__func__", None)
     if create is SubgraphProperty.create_subgraph_node:
         # The default node fits every region, so that it takes the outer values at once.
-        return _default_node(piece.inner, piece.inputs)
+        return subgraph_node(piece.inner, name=piece.inner.name, inputs=piece.inputs)
     try:
         made: Any = property.create_subgraph_node(piece.inner, number)
     except SubgraphError as error:
@@ -170,37 +170,6 @@ def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node |
             "makes, or None"
         )
     raise PartitionError(f"property {property_name(property)!r}, region {number}: {wrong}")
-
-
-def _default_node(subgraph: Graph, inputs: Sequence[Value]) -> Node:
-    """Return a node of the graph's name that runs ``subgraph`` by the default executor.
-
-    The result is that of `subgraph_node`, but nothing is checked: a partition makes thousands.
-
-    Args:
-        subgraph: The inner graph.
-        inputs: The outer value of each inner input.
-    """
-    node = Node.__new__(Node)
-    node.name = subgraph.name
-    node.op_type = OP_TYPE
-    node.domain = DOMAIN
-    node.version = 1
-    node.attrs = {}
-    node.captures = ()
-    node.metadata = None
-    node.subgraph = subgraph
-    node.op = DefaultSubgraphOp(subgraph)
-    node.fallback = None
-    node.graph = None
-    node.inputs = tuple(inputs)
-    outputs: list[Value] = []
-    for inner in subgraph.outputs:
-        value = Value(inner.name, inner.type)
-        value.producer = node
-        outputs.append(value)
-    node.outputs = tuple(outputs)
-    return node
 
 
 def _misfit(made: Node, piece: Piece, known: Collection[str]) -> str:

@@ -109,8 +109,7 @@ def with_regions(graph: Graph, regions: Mapping[str, Sequence[str]]) -> Graph:
         members = sorted((by_name[n] for n in names if n in by_name), key=order.__getitem__)
         piece = cutter.cut_out(members, name) if len(members) == len(names) else None
         if piece is not None:
-            made = subgraph_node(piece.inner, name=name)
-            made.inputs = tuple(piece.inputs)
+            made = subgraph_node(piece.inner, name=name, inputs=piece.inputs)
             cuts.append(Cut(members, piece, made))
     return replace_regions(graph, cuts)[0]
 
