@@ -485,11 +485,16 @@ class Graph:
         self._by_name = None
         self._refresh()
 
-    def levels(self) -> list[Graph]:
-        """Return this graph and its bodies at every depth, each after the graph that holds it."""
+    def levels(self, *, regions: bool = False) -> list[Graph]:
+        """Return this graph and its bodies at every depth, each after the graph that holds it.
+
+        With ``regions`` the inner graphs of subgraph nodes, too.
+        """
         found: list[Graph] = [self]
         for graph in found:
             found.extend(body for node in graph._nodes if node.attrs for body in node.bodies)
+            if regions:
+                found.extend(n.subgraph for n in graph._nodes if n.subgraph is not None)
         return found
 
     def remove_unused(self) -> int:

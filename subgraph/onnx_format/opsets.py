@@ -36,18 +36,6 @@ def _history() -> dict[tuple[str, str], list[int]]:
     return {key: sorted(set(versions)) for key, versions in found.items()}
 
 
-def all_graphs(graph: Graph) -> list[Graph]:
-    """Return the graph, its bodies and the inner graphs of its subgraph nodes, at every depth."""
-    found = [graph]
-    for current in found:
-        for node in current.nodes:
-            if node.attrs:
-                found.extend(node.bodies)
-            if node.subgraph is not None:
-                found.append(node.subgraph)
-    return found
-
-
 def choose_opsets(graph: Graph) -> dict[str, int]:
     """Return the opset version by domain to save ``graph`` under.
 
@@ -59,7 +47,7 @@ def choose_opsets(graph: Graph) -> dict[str, int]:
     """
     # Comparing schemas is slow, and a model of thousands of nodes has few kinds of them.
     examples: dict[Any, Node] = {}
-    for current in all_graphs(graph):
+    for current in graph.levels(regions=True):
         for node in current.nodes:
             if node.subgraph is None:
                 examples.setdefault(_kind(node), node)

@@ -46,7 +46,7 @@ from subgraph.onnx_format.metadata import (
     SUBGRAPH_NODE,
     add_metadata,
 )
-from subgraph.onnx_format.opsets import all_graphs, choose_opsets
+from subgraph.onnx_format.opsets import choose_opsets
 from subgraph.operators.protobuf import tensor_to_proto, type_to_proto, write_attributes
 from subgraph.operators.schema import find_schema
 from subgraph.operators.subgraph_op import DOMAIN
@@ -128,7 +128,7 @@ class GraphWriter:
         """
         self._graph = graph
         self._opsets = choose_opsets(graph)
-        graphs = all_graphs(graph)
+        graphs = graph.levels(regions=True)
         used = [p for g in graphs for p in g.parameters.values()]
         unused = (p for g in graphs for p in extra_fields_of(g).unused)
         # One snapshot for all weights: a transaction during the save is in the file as a whole or
@@ -176,7 +176,7 @@ class GraphWriter:
         # Several inner graphs may share one message, and messages of protobuf have no hash.
         written = {id(function): function for function in self._functions.values()}
         proto.functions.extend(written.values())
-        calling = (node for graph in all_graphs(graph) for node in graph.nodes)
+        calling = (node for graph in graph.levels(regions=True) for node in graph.nodes)
         proto.opset_import.extend(self._imports(calling))
         stated = min(origin.get("ir_version", 0), onnx.IR_VERSION)
         # A file that stated these operator sets with an older IR version keeps that version.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
+from subgraph.operators.operator import operator_key
 from subgraph.operators.schema import domains_of, find_schema, known_operators
 from subgraph.partition.selector import ContainOpSelector
 from subgraph.system.registry import nearest
@@ -37,7 +38,8 @@ class OperatorNames:
         if not strange:
             return
         # The graph is traversed only if a name is unknown, which is rare.
-        present = _operators(self._graph)
+        nodes = (node for graph in self._graph.levels(regions=True) for node in graph.nodes)
+        present = {operator_key(node.op_type, node.domain) for node in nodes}
         for name in strange:
             if name not in present:
                 same = {key for key in present if key.endswith(f"::{name}")}
@@ -53,17 +55,3 @@ class OperatorNames:
                     f"property {property!r}: {type(selector).__name__} selects operator {name!r}, "
                     f"which is neither known nor in graph {self._graph.name!r}; {advice}"
                 )
-
-
-def _operators(graph: Graph) -> set[str]:
-    """Return the names of the operators of a graph, its bodies and regions, with their domains."""
-    found: set[str] = set()
-    work = [graph]
-    while work:
-        for node in work.pop().nodes:
-            found.add(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
-            if node.subgraph is not None:
-                work.append(node.subgraph)
-            if node.attrs:
-                work.extend(node.bodies)
-    return found

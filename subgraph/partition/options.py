@@ -104,7 +104,7 @@ def _check_number(name: str, value: Any, least: int) -> None:
 
 
 def check_names(graph: Graph, options: Options) -> None:
-    """Check that the names in ``include`` and ``exclude`` are nodes of the graph or its bodies.
+    """Check that ``include`` and ``exclude`` name nodes of the graph, its bodies or its regions.
 
     Raises:
         PartitionError: a name is not; the message lists similar names.
@@ -112,16 +112,7 @@ def check_names(graph: Graph, options: Options) -> None:
     wanted = options.include | options.exclude
     if not wanted:
         return
-    known: set[str] = set()
-    work = [graph]
-    while work:
-        current = work.pop()
-        for node in current.nodes:
-            known.add(node.name)
-            if node.subgraph is not None:
-                known.update(inner.name for inner in node.subgraph.nodes)
-            if node.attrs:
-                work.extend(node.bodies)
+    known = {node.name for inner in graph.levels(regions=True) for node in inner.nodes}
     for name in sorted(wanted - known):
         raise PartitionError(
             f"include or exclude names {name!r}, but graph {graph.name!r} has no such node; "

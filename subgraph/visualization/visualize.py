@@ -122,7 +122,7 @@ def visualize(
     else:
         graph = read_model(model)
     _check_size(graph)
-    nodes = list(_all_nodes(graph))
+    nodes = [node for inner in graph.levels(regions=True) for node in inner.nodes]
     entries: dict[str, list[ProfileEntry]] = {}
     for entry in profile:
         entries.setdefault(entry.node, []).append(entry)
@@ -140,15 +140,6 @@ def visualize(
     tables = list(_tables(graph, scene, sources))
     page = make_page(title, svg, owners, tables, details)
     return Visualization(title, svg, to_dot(graph), page)
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes of a graph and of all graphs inside."""
-    work = [graph]
-    for current in work:
-        for node in current.nodes:
-            yield node
-            work.extend(inner for _, inner in contents_of(node))
 
 
 def _seconds(
