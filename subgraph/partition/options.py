@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
+from attrs.validators import optional
 
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
@@ -26,19 +27,30 @@ def _names(values: Iterable[str] | str | None) -> frozenset[str]:
     return frozenset(held)
 
 
+def _is_strategy(_: Any, __: Any, value: Any) -> None:
+    if value not in STRATEGIES:
+        raise PartitionError(f"strategy {value!r} is unknown; {nearest(str(value), STRATEGIES)}")
+
+
+def _is_number(least: int) -> Callable[[Any, Any, Any], None]:
+    """Return the validator of a field that is a whole number of at least ``least``."""
+
+    def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, int) or value < least:
+            raise PartitionError(
+                f"{field.name} takes a whole number of at least {least}, got {value!r}"
+            )
+
+    return check
+
+
 @attrs.frozen
 class Choices:
     """How regions of one property grow, how large and how many they are; see `Options`."""
 
-    strategy: str
-    min_size: int
-    max_subgraphs: int | None
-
-    def __attrs_post_init__(self) -> None:
-        _check_strategy(self.strategy)
-        _check_number("min_size", self.min_size, 1)
-        if self.max_subgraphs is not None:
-            _check_number("max_subgraphs", self.max_subgraphs, 0)
+    strategy: str = attrs.field(validator=_is_strategy)
+    min_size: int = attrs.field(validator=_is_number(1))
+    max_subgraphs: int | None = attrs.field(validator=optional(_is_number(0)))
 
 
 @attrs.frozen(kw_only=True)
@@ -54,20 +66,14 @@ class Options:
         more: Options of the properties themselves.
     """
 
-    strategy: str | None = None
-    min_size: int | None = None
-    max_subgraphs: int | None = None
+    strategy: str | None = attrs.field(default=None, validator=optional(_is_strategy))
+    min_size: int | None = attrs.field(default=None, validator=optional(_is_number(1)))
+    max_subgraphs: int | None = attrs.field(default=None, validator=optional(_is_number(0)))
     include: frozenset[str] = attrs.field(converter=_names, default=None)
     exclude: frozenset[str] = attrs.field(converter=_names, default=None)
     more: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
 
     def __attrs_post_init__(self) -> None:
-        if self.strategy is not None:
-            _check_strategy(self.strategy)
-        if self.min_size is not None:
-            _check_number("min_size", self.min_size, 1)
-        if self.max_subgraphs is not None:
-            _check_number("max_subgraphs", self.max_subgraphs, 0)
         both = sorted(self.include & self.exclude)
         if both:
             raise PartitionError(f"node {both[0]!r} is both in include and in exclude")
@@ -91,16 +97,6 @@ class Options:
 
 
 OWN = tuple(field.name for field in attrs.fields(Options) if field.name != "more")
-
-
-def _check_strategy(value: Any) -> None:
-    if value not in STRATEGIES:
-        raise PartitionError(f"strategy {value!r} is unknown; {nearest(str(value), STRATEGIES)}")
-
-
-def _check_number(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise PartitionError(f"{name} takes a whole number of at least {least}, got {value!r}")
 
 
 def check_names(graph: Graph, options: Options) -> None:
