@@ -69,12 +69,7 @@ class _Table:
 
 def _run(run: Run, table: _Table) -> dict[str, Any]:
     return {
-        "property": run.property,
-        "version": run.version,
-        "options": run.options,
-        "selector": run.selector,
-        "strategy": run.strategy,
-        "min_size": run.min_size,
+        **{name: getattr(run, name) for name in _PLAIN},
         "max_subgraphs": run.max_subgraphs,
         "names": table.list_of(run.names),
         "via": list(run.via),
@@ -110,6 +105,11 @@ def _is(kind: type[Any] | tuple[type[Any], ...]) -> Callable[[Any], bool]:
 
 
 _whole, _text = _is(int), _is(str)
+# Fields of a run that are the same in the file, with their checks.
+_PLAIN = {
+    **dict.fromkeys(("property", "version", "selector", "strategy"), _text),
+    **{"options": _is(dict), "min_size": _whole},
+}
 
 
 def _checked(item: Any, *tests: Callable[[Any], bool]) -> list[Any]:
@@ -173,12 +173,7 @@ class _Reader:
         region, after = self._below(len(regions), least=-1), self._below(len(regions) + 1)
         limit = run["max_subgraphs"]
         return Run(
-            property=_one(run["property"], _text),
-            version=_one(run["version"], _text),
-            options=_one(run["options"], _is(dict)),
-            selector=_one(run["selector"], _text),
-            strategy=_one(run["strategy"], _text),
-            min_size=_one(run["min_size"], _whole),
+            **{name: _one(run[name], fits) for name, fits in _PLAIN.items()},
             max_subgraphs=None if limit is None else _one(limit, _whole),
             names=names,
             via=array("i", _checked(run["via"], *[perhaps_node] * len(names))),
