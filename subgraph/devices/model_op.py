@@ -12,7 +12,6 @@ from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import ProfileEntry, Session, SubgraphOp
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.runner import is_direct
 
 
 def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
@@ -23,15 +22,14 @@ def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
         model: The model that a device compiled from it.
         device: Name of the device.
     """
-    node = is_direct(model.graph)
-    graph = model.graph
-    cls = type(model)
+    graph, cls = model.graph, type(model)
     plain = cls.create_runner is CompiledModel.create_runner
     plain &= cls.create_stages is CompiledModel.create_stages
-    if node is not None and node.op is not None and plain:
+    if plain and len(graph.nodes) == 1:
+        node = graph.nodes[0]
+        op: SubgraphOp | None = node.op
         same = list(node.inputs) == list(graph.inputs)
-        if same and list(node.outputs) == list(graph.outputs):
-            op: SubgraphOp = node.op
+        if op is not None and same and list(node.outputs) == list(graph.outputs):
             op.keep = model  # it holds the stored weights
             model.leave_ops()  # the model of the whole graph releases the op instead
             return op

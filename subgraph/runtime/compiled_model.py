@@ -349,7 +349,7 @@ class CompiledModel:
         """Return a new runner: sessions and memory for one request. Devices may override it."""
         profiling = self.options.ENABLE_PROFILING
         if self._direct is not None and not profiling:
-            return with_memory_budget(DirectRunner(self.graph, self._direct, cancel), self.options)
+            return with_memory_budget(DirectRunner(self._direct, cancel), self.options)
         runner = GraphRunner(self._plan, cancel, profiling=profiling, pipeline=self._pipeline)
         return with_memory_budget(runner, self.options)
 

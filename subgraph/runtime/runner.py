@@ -1,9 +1,9 @@
 """Runners: the sessions and memory with which one request runs a compiled model.
 
-If a model's graph is one subgraph node, its runner calls the node's session directly. Every other
-model is run by an `Executor`. An asynchronous run has one or more stages, each with the task
-executor whose threads run it, so that stages of different requests overlap. Over several devices, a
-run locks one device after the other.
+If a model's graph is one subgraph node on the model's inputs, its runner calls the node's session
+directly. Every other model is run by an `Executor`. An asynchronous run has one or more stages,
+each with the task executor whose threads run it, so that stages of different requests overlap. Over
+several devices, a run locks one device after the other.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class GraphRunner(Runner):
 class DirectRunner(Runner):
     """Calls the session of the only node of a model, a subgraph node."""
 
-    def __init__(self, graph: Graph, node: Node, cancel: Cancel) -> None:
+    def __init__(self, node: Node, cancel: Cancel) -> None:
         """Open a session of the node that `is_direct` returned for a graph."""
         super().__init__(cancel)
         assert node.op is not None, "is_direct checked it"
@@ -253,45 +253,28 @@ class DirectRunner(Runner):
         self._fallback = fallback_of(node)
         self._session = open_session(node.op, self._fallback)
         cancel.watch(self._session)
-        position = {value: k for k, value in enumerate(graph.inputs)}
         self._template: list[Parameter | None] = [
             None if v is None else v.parameter for v in node.inputs
         ]
-        self._sources = [
-            (k, position[v]) for k, v in enumerate(node.inputs) if v is not None and v in position
-        ]
-        made = {value: k for k, value in enumerate(node.outputs)}
-        picks = [made[value] for value in graph.outputs]
-        same = picks == list(range(len(node.outputs)))
-        self._picks = None if same else picks
-        # If the node's inputs without weights are the model's, the caller's inputs are passed on.
-        in_order = [v for v in node.inputs if v is not None and v.parameter is None]
-        unchanged = in_order == list(graph.inputs) and same
-        self._run_inputs = self._session.run_inputs() if unchanged else None
-        self.repeat = self._session.repeat() if unchanged else None
+        # Positions of the model's inputs among the node's.
+        self._data = [k for k, v in enumerate(node.inputs) if v is not None and v.parameter is None]
+        self._run_inputs = self._session.run_inputs()
+        self.repeat = self._session.repeat()
 
     def _arranged(self, inputs: Sequence[Any]) -> list[Any]:
         """Return one item for each input of the node, weights included."""
         arranged: list[Any] = self._template.copy()
-        for target, source in self._sources:
-            if inputs[source] is not None:
-                arranged[target] = inputs[source]
+        for position, item in zip(self._data, inputs, strict=True):
+            arranged[position] = item
         return arranged
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        if self._run_inputs is not None:
-            try:
-                return self._run_inputs(inputs, self.outputs)
-            except Exception as error:
-                return self._recover_run_inputs(error, inputs)
-        arranged = self._arranged(inputs)
         try:
-            if self._picks is None:
-                return self._session(arranged, self.outputs)
-            results = self._session(arranged)
+            if self._run_inputs is not None:
+                return self._run_inputs(inputs, self.outputs)
+            return self._session(self._arranged(inputs), self.outputs)
         except Exception as error:
-            results = self._recovered(error, arranged)
-        return self.filled(results if self._picks is None else [results[k] for k in self._picks])
+            return self._recovered(error, inputs)
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
         both = None if self._run_inputs is None else self._session.enqueue_finish()
@@ -305,7 +288,7 @@ class DirectRunner(Runner):
             try:
                 return inputs, enqueue(inputs, self.outputs)
             except Exception as error:
-                return None, self._recover_run_inputs(error, inputs)
+                return None, self._recovered(error, inputs)
 
         def second(begun: tuple[Any, Any]) -> Sequence[Any]:
             inputs, state = begun
@@ -316,14 +299,11 @@ class DirectRunner(Runner):
             try:
                 return finish(state)
             except Exception as error:
-                return self._recover_run_inputs(error, inputs)
+                return self._recovered(error, inputs)
 
         return [Stage(default, first), Stage(following, second)]
 
-    def _recover_run_inputs(self, error: Exception, inputs: Sequence[Any]) -> Sequence[Any]:
-        return self.filled(self._recovered(error, self._arranged(inputs)))
-
-    def _recovered(self, error: Exception, arranged: Sequence[Any]) -> Sequence[Any]:
+    def _recovered(self, error: Exception, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run on the fallback device; raise the error if there is none."""
         fallback = self._fallback
         session = None if fallback is None else fallback.recover(error, self._session)
@@ -334,7 +314,7 @@ class DirectRunner(Runner):
         # Both belong to the failed session.
         self._run_inputs = self.repeat = None
         try:
-            return session(arranged)
+            return self.filled(session(self._arranged(inputs)))
         except Exception as second:
             raise_failure(second, self._node, session)
 
@@ -403,9 +383,13 @@ def separate(inputs: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any
 
 
 def is_direct(graph: Graph) -> Node | None:
-    """Return the node of a graph that consists of one subgraph node; None for other graphs."""
-    if len(graph.nodes) != 1:
+    """Return the node of a graph that is one subgraph node; None for other graphs.
+
+    The node's inputs that are no weights are the graph's inputs, and its outputs the graph's.
+    """
+    if len(graph.nodes) != 1 or graph.captures:
         return None
     node = graph.nodes[0]
-    plain = all(v.producer is node for v in graph.outputs) and not graph.captures
-    return node if node.op is not None and plain else None
+    data = [v for v in node.inputs if v is not None and v.parameter is None]
+    same = data == list(graph.inputs) and list(node.outputs) == list(graph.outputs)
+    return node if node.op is not None and same else None
