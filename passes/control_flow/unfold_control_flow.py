@@ -307,17 +307,13 @@ class _Round:
         """
         values = dict(zip(body.inputs, inputs, strict=True))
         values.update(zip(body.captures, map(self._current, captured), strict=True))
-
-        def weight(value: Value) -> Value:
-            assert value.parameter is not None, "bodies capture all other outer values"
-            known = self._weights.setdefault(value.parameter, value)
-            if known is value:
-                known = Value(value.name, value.type, parameter=value.parameter)
-                self._weights[value.parameter] = known
-            values[value] = known
-            return known
-
-        copies = copy_nodes(body.nodes, values, weight)
+        for value in body.values():
+            weight = value.parameter
+            if weight is not None and value not in values:
+                if weight not in self._weights:
+                    self._weights[weight] = Value(value.name, value.type, parameter=weight)
+                values[value] = self._weights[weight]
+        copies = copy_nodes(body.nodes, values)
         origin = (node.metadata or {}).get("origin", node.name)
         for copy in copies:
             copy.name = f"{node.name}/{copy.name}{suffix}"
@@ -326,7 +322,7 @@ class _Round:
                 value.name = ""
                 if node.op_type != "If":
                     value.type = None  # the type of a state may change between iterations
-        return [values.get(value) or weight(value) for value in body.outputs]
+        return [values[value] for value in body.outputs]
 
 
 def _is_cheap_choice(node: Node) -> bool:

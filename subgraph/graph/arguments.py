@@ -45,6 +45,19 @@ def _owned(what: str, node: Any) -> str:
     return f"the {what} of node {node.name!r} ({node.op_type})"
 
 
+def check_no_source(value: Any, node: Any) -> None:
+    """Check that nothing gives a value yet, which is to be an output of ``node``.
+
+    Raises:
+        ModelError: The value is a parameter or an output of a node.
+    """
+    if value.producer is not None or value.parameter is not None:
+        raise ModelError(
+            f"value {value.name!r} cannot be an output of node {node.name!r} ({node.op_type}): "
+            "it has a source already; give each node values of its own"
+        )
+
+
 def as_items(values: Iterable[_V], kind: type[_V], what: str, node: Any = None) -> Any:
     """Return values or nodes as a tuple.
 

@@ -14,11 +14,10 @@ own over the same Parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 from subgraph.errors import ModelError, require_type
-from subgraph.graph.arguments import as_items, check_types
+from subgraph.graph.arguments import as_items, check_no_source, check_types
 from subgraph.graph.naming import name_all
 from subgraph.graph.order import (
     Replacements,
@@ -158,26 +157,18 @@ class Node:
         self.op_type = op_type
         self.domain = domain
         self.version = version
-        if not (type(op_type) is type(name) is type(domain) is str and type(version) is int):
-            check_types(self, op_type=op_type, name=name, domain=domain, version=version)
-        if attrs or metadata:
-            check_types(self, attrs=attrs, metadata=metadata)
+        check_types(self, op_type=op_type, name=name, domain=domain, version=version)
+        check_types(self, attrs=attrs, metadata=metadata)
         self.inputs: tuple[Value | None, ...] = as_items(inputs, Value, "inputs", self)
         if isinstance(outputs, int):
             self.outputs = tuple(Value(producer=self) for _ in range(outputs))
         else:
             self.outputs = as_items(outputs, Value, "outputs", self)
             for value in self.outputs:
-                if value.producer is not None or value.parameter is not None:
-                    raise ModelError(
-                        f"value {value.name!r} cannot be an output of node {name!r} ({op_type}): "
-                        "it has a source already; give each node values of its own"
-                    )
+                check_no_source(value, self)
                 value.producer = self
         self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
-        self.captures: tuple[Value, ...] = ()
-        if captures != ():
-            self.captures = as_items(captures, Value, "captures", self)
+        self.captures: tuple[Value, ...] = as_items(captures, Value, "captures", self)
         self.metadata: dict[str, str] | None = dict(metadata) if metadata else None
         if subgraph is not None:
             require_type(subgraph, Graph, ModelError, f"a graph as the inner one of node {name!r}")
@@ -278,7 +269,11 @@ class Graph:
         listed = as_items(nodes or (), Node, "nodes")
         ordered = topological([*listed, *producers(self.outputs)])
         if any(node.graph is not None for node in ordered):
-            ordered = self._copy_from(ordered)
+            values: dict[Value, Value] = {}
+            self.inputs = tuple(copy_value(v, values) for v in self.inputs)
+            self.captures = tuple(copy_value(v, values) for v in self.captures)
+            ordered = copy_nodes(ordered, values)
+            self.outputs = tuple(copy_value(v, values) for v in self.outputs)
         for node in ordered:
             node.graph = self
         self._nodes = tuple(ordered)
@@ -345,21 +340,7 @@ class Graph:
             self._parameters = collect_parameters(not_made, self._nodes, self.name)
         else:
             self._nodes = tuple(topological(self._nodes))
-            self._list_values()
-
-    def _list_values(self) -> tuple[dict[Value, None], list[Value]]:
-        """List uses and parameters anew; see `list_uses`."""
-        found, not_made = list_uses((*self.inputs, *self.captures), self._nodes, self.outputs)
-        self._parameters = collect_parameters(not_made, self._nodes, self.name)
-        return found, not_made
-
-    def _copy_from(self, nodes: Sequence[Node]) -> list[Node]:
-        values: dict[Value, Value] = {}
-        self.inputs = tuple(copy_value(v, values) for v in self.inputs)
-        self.captures = tuple(copy_value(v, values) for v in self.captures)
-        copies = copy_nodes(nodes, values)
-        self.outputs = tuple(copy_value(v, values) for v in self.outputs)
-        return copies
+            self._refresh()
 
     @property
     def is_loaded(self) -> bool:
@@ -400,16 +381,12 @@ class Graph:
 
     def values(self) -> Iterator[Value]:
         """Yield every value once: inputs, captures, then each node's inputs and outputs."""
-        # A dict keeps the order; updating it costs a third of what a generator with a set does.
-        found = dict.fromkeys((*self.inputs, *self.captures))
+        found: dict[Value | None, None] = dict.fromkeys(self.inputs + self.captures)
         for node in self._nodes:
-            for value in node.inputs:
-                if value is not None:
-                    found[value] = None
-            for value in node.captures + node.outputs:
+            for value in node.inputs + node.captures + node.outputs:
                 found[value] = None
         found.update(dict.fromkeys(self.outputs))
-        return iter(found)
+        return filter(None, found)
 
     def clone(self) -> Graph:
         """Return a copy with its own nodes, values and bodies; it shares parameters and ops."""
@@ -466,11 +443,9 @@ class Graph:
             new = resolve(old)
             if new is not old:
                 if new in taken or new.producer is None:
-                    name, old.name = old.name, ""
-                    identity = Node("Identity", [new], version=1)
-                    new = identity.outputs[0]
-                    new.name, new.type = name, old.type
-                elif not self.is_output(new):
+                    new = Node("Identity", [new], version=1).outputs[0]
+                    new.type = old.type
+                if not self.is_output(new):
                     new.name, old.name = old.name, ""
             outputs.append(new)
             taken.add(new)
@@ -503,12 +478,10 @@ class Graph:
         Captures that a body lists but does not use are dropped before.
         """
         dropped = sum(drop_unused_captures(node) for node in self._nodes if node.captures)
-        if dropped:
-            self._refresh()
         wanted = set(topological(producers(self.outputs)))
         nodes = [node for node in self._nodes if node in wanted]
         unused = len(self._nodes) - len(nodes)
-        if unused:
+        if unused or dropped:
             self._adopt_nodes(nodes)
         return unused
 
@@ -521,7 +494,8 @@ class Graph:
         Raises:
             ModelError: two nodes, values or parameters share a name.
         """
-        values, not_made = self._list_values()
+        values, not_made = list_uses(self.inputs + self.captures, self._nodes, self.outputs)
+        self._parameters = collect_parameters(not_made, self._nodes, self.name)
         name_all(self._nodes, values, self.name)
         return not_made
 
@@ -564,7 +538,6 @@ def copy_node(node: Node, values: dict[Value, Value]) -> Node:
 def copy_nodes(
     nodes: Iterable[Node],
     values: dict[Value, Value],
-    source: Callable[[Value], Value] | None = None,
     owner: Graph | None = None,
 ) -> list[Node]:
     """Return copies of ``nodes`` over the copies of their values.
@@ -572,9 +545,8 @@ def copy_nodes(
     Args:
         nodes: The nodes. A value that one of them takes from another comes from the other's copy
             if the other stands before it, or if ``values`` had the copy from the start.
-        values: The copy of each value; the copies of outputs are added.
-        source: Called with a value that has no copy yet; returns one and adds it to ``values``.
-            None: the copy is a value without producer.
+        values: The copy of each value; more are added, those of values from elsewhere without
+            producer.
         owner: The graph that will have all the copies, in this order; uses are listed. None: the
             copies are in no graph yet, and uses are not listed.
     """
@@ -599,22 +571,18 @@ def copy_nodes(
             if made is not None:
                 if owner is not None:
                     made.uses.append(copy)
-            elif value is not None:
-                if source is not None:
-                    made = source(value)
-                else:  # as copy_value, but without calls: small regions have few other values
-                    made = values[value] = new_value(Value)
-                    made.name = value.name
-                    made.type = value.type
-                    made.producer = None
-                    made.parameter = value.parameter
-                    made.uses = [] if owner is None else [copy]
+            elif value is not None:  # as copy_value, but without calls: most regions are small
+                made = values[value] = new_value(Value)
+                made.name = value.name
+                made.type = value.type
+                made.producer = None
+                made.parameter = value.parameter
+                made.uses = [] if owner is None else [copy]
             inputs.append(made)
         copy.inputs = tuple(inputs)
         copy.captures = node.captures
         if node.captures:
-            make = source or partial(copy_value, values=values)
-            copy.captures = tuple([known(v) or make(v) for v in node.captures])
+            copy.captures = tuple([copy_value(v, values) for v in node.captures])
             if owner is not None:
                 for value in copy.captures:
                     value.uses.append(copy)
@@ -630,8 +598,7 @@ def copy_nodes(
             made.producer = copy
             outputs.append(made)
         copy.outputs = tuple(outputs)
-        attrs = copy.attrs = {}
-        if node.attrs:
-            for key, held in node.attrs.items():
-                attrs[key] = held.clone() if isinstance(held, Graph) else held
+        copy.attrs = {}
+        for key, held in node.attrs.items():
+            copy.attrs[key] = held.clone() if isinstance(held, Graph) else held
     return copies

@@ -30,7 +30,7 @@ from subgraph.devices.device import Device
 from subgraph.devices.model_input import static_form
 from subgraph.devices.query import PreparedGraph
 from subgraph.errors import ConfigError, DeviceError, ModelError, SubgraphError, message_of
-from subgraph.graph.graph import Graph, Node, Value, copy_nodes
+from subgraph.graph.graph import Graph, Node, Value, copy_node
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.result_arrays import fill_outputs
 from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, Array, TensorType, numpy_dtype
@@ -533,14 +533,10 @@ def _single_node_model(node: Node) -> bytes:
     graph = node.graph
     assert graph is not None, "a device is asked about nodes of a graph"
     values: dict[Value, Value] = {}
-
-    def source(value: Value) -> Value:
-        # An input with a default is not a weight: a run may replace it.
-        parameter = None if value in graph.inputs else value.parameter
-        copy = values[value] = Value(value.name, value.type, parameter=parameter)
-        return copy
-
-    (copy,) = copy_nodes([node], values, source)
+    copy = copy_node(node, values)
+    for value, inside in values.items():
+        if value in graph.inputs:  # one with a default is not a weight: a run may replace it
+            inside.parameter = None
     inputs = [v for v in values.values() if v.producer is None and v.parameter is None]
     used = [v for v in node.outputs if v.uses or v in graph.outputs]
     outputs = [values[v] for v in used or node.outputs]
