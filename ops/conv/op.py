@@ -152,8 +152,7 @@ def fused_conv_operands(
     require_dtype("R", r, x.dtype)
     own = convolution(node, [TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)], ())[0]
     assert isinstance(own, TensorType), "a convolution gives a tensor"
-    sizes = [dim for dim in own.shape or () if isinstance(dim, int)]
-    require_shape("R", r, sizes, "the result's")
+    require_shape("R", r, own.sizes, "the result's")
 
 
 def convolution_transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:

@@ -225,7 +225,7 @@ def padded(node: Node, inputs: Sequence[Any]) -> list[Array | None]:
     for k, found in enumerate(evaluate(plain, inputs)):
         axis, size = trimmed_axis(node, k), sizes[k]
         assert isinstance(size, TensorType)
-        shape = [dim for dim in size.shape or () if isinstance(dim, int)]
+        shape = [*size.sizes]
         if axis is None:
             results.append(found)
             continue

@@ -61,7 +61,7 @@ def _static(value: Value, name: str) -> tuple[int, ...]:
     """
     if not isinstance(value.type, TensorType) or not value.type.is_static:
         raise UnsupportedOpError(f"the derivative of {name} needs static shapes")
-    return tuple(dim for dim in value.type.shape or () if isinstance(dim, int))
+    return value.type.sizes
 
 
 def _window(node: Node, kernel: Sequence[int], x: Value, y: Value) -> _Window:

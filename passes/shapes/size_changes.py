@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -207,9 +207,7 @@ def _resolved(site: Site, target: Array, shape: Sizes) -> Sizes | None:
 
 def static_shape(type_: ValueType | None) -> Sizes | None:
     """Return a shape of numbers; None if the type has none."""
-    if not isinstance(type_, TensorType) or not type_.is_static:
-        return None
-    return cast("Sizes", type_.shape)
+    return type_.sizes if isinstance(type_, TensorType) and type_.is_static else None
 
 
 def _groups(before: Sizes, after: Sizes, target: Sizes) -> list[_Group]:

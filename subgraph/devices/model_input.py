@@ -119,12 +119,11 @@ def _may_be_shape(parameter: Parameter | None) -> bool:
     """Return whether a parameter may hold sizes or axes, by its type."""
     if parameter is None or parameter.type.dtype not in ("int64", "int32"):
         return False
-    return math.prod(dim for dim in parameter.type.shape or () if isinstance(dim, int)) <= LIMIT
+    return math.prod(parameter.type.sizes) <= LIMIT
 
 
 def static_form(type_: ValueType | None) -> tuple[tuple[int, ...], Any] | None:
     """Return shape and NumPy dtype of a tensor type of known sizes; None for any other type."""
     if not isinstance(type_, TensorType) or not type_.is_static:
         return None
-    shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
-    return shape, numpy_dtype(type_.dtype)
+    return type_.sizes, numpy_dtype(type_.dtype)

@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeGuard
 
-import numpy as np
-
 from subgraph.errors import ConfigError, LimitError
+from subgraph.graph.result_arrays import is_array
 from subgraph.graph.symbolic import plain
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.system.control_groups import group_files
@@ -267,9 +266,9 @@ def _held(more: Iterable[Any] = ()) -> int:
                 # skipped, which also ends circles.
                 found[id(value)] = 8 * len(value)
                 work.extend(value.values() if hasattr(value, "values") else value)
-        elif _is_array(value):
+        elif is_array(value):
             # All views of one array lead to the array that owns the memory.
-            while _is_array(value.base):
+            while is_array(value.base):
                 value = value.base
             found[id(value)] = ARRAY_OBJECT_BYTES + (
                 _size_of(value) if value.flags.writeable else 0
@@ -279,16 +278,12 @@ def _held(more: Iterable[Any] = ()) -> int:
 
 def _size_of(value: Any) -> int:
     """Return the bytes of an array, including those of its strings; 0 for any other value."""
-    if not _is_array(value):
+    if not is_array(value):
         return 0
     count = int(value.nbytes)
     if value.dtype == object:
         count += sum(map(len, value.reshape(-1).tolist()))
     return count
-
-
-def _is_array(value: object) -> TypeGuard[Any]:
-    return isinstance(value, np.ndarray)
 
 
 def _is_container(value: object) -> TypeGuard[Any]:
@@ -297,5 +292,4 @@ def _is_container(value: object) -> TypeGuard[Any]:
 
 def size_in_bytes(type_: TensorType) -> int:
     """Return the bytes of a value of this type; a dimension that is not a number counts as 1."""
-    dims = [dim for dim in type_.shape or () if isinstance(dim, int)]
-    return math.prod(dims) * numpy_dtype(type_.dtype).itemsize
+    return math.prod(type_.sizes) * numpy_dtype(type_.dtype).itemsize

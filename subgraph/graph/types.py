@@ -1,11 +1,14 @@
 """Types of values: dtype names, tensor, sequence, optional, map; immutable, compared by content.
 
-A dtype is a string (`subgraph.dtypes`). `numpy_dtype` gives the array type that holds it.
+A dtype is a string (`subgraph.dtypes`). `numpy_dtype` gives the array type that holds it. The text
+of a type is that of the text form, which `subgraph.text_form.parser` reads back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from operator import index
 from typing import Any, TypeGuard
@@ -120,6 +123,17 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
     return tuple(out)
 
 
+# A name that the text form reads as one: the words inf and nan are numbers there.
+_BARE_DIM = re.compile(r"(?!(?:inf|nan)\Z)[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _dim_text(dim: Dim) -> str:
+    if dim is None:
+        return "?"
+    bare = not isinstance(dim, str) or _BARE_DIM.fullmatch(dim)
+    return str(dim) if bare else json.dumps(dim, ensure_ascii=False)
+
+
 def _is_static(type_: TensorType) -> bool:
     return type_.shape is not None and _NUMBERS.issuperset(map(type, type_.shape))
 
@@ -147,10 +161,15 @@ class TensorType:
         """Number of dimensions, None if unknown."""
         return None if self.shape is None else len(self.shape)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The dimensions that are numbers: all, if ``is_static``."""
+        return tuple(dim for dim in self.shape or () if isinstance(dim, int))
+
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.dtype}[*]"
-        return f"{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        return f"{self.dtype}[{', '.join(map(_dim_text, self.shape))}]"
 
 
 @attrs.frozen(slots=True)
@@ -196,3 +215,11 @@ class MapType:
 
 
 ValueType = TensorType | SparseTensorType | SequenceType | OptionalType | MapType
+
+
+def with_sizes(type_: ValueType | None, sizes: Mapping[str, Dim]) -> ValueType | None:
+    """Return a type with ``sizes`` for the names of its dimensions, where they are known."""
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return type_
+    dims = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in type_.shape)
+    return TensorType(type_.dtype, tuple(dims))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.result_arrays import is_array, is_list
-from subgraph.graph.types import TensorType, ValueType, dtype_of, numpy_dtype
+from subgraph.graph.types import TensorType, ValueType, dtype_of, numpy_dtype, with_sizes
 from subgraph.system.hooks import Hook
 from subgraph.system.registry import nearest
 from subgraph.weights.cache import WeightCache
@@ -128,7 +128,7 @@ def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
     # others, and for sizes that no input names.
     sizes = None if op.says_types else _named_sizes(op.subgraph.inputs, inputs)
     if sizes is not None:
-        types = [_with_sizes(value.type, sizes) for value in op.subgraph.outputs]
+        types = [with_sizes(value.type, sizes) for value in op.subgraph.outputs]
         if all(not isinstance(type_, TensorType) or type_.is_static for type_ in types):
             return [expected_result(type_) for type_ in types]
     return inferred_checks(op, inputs)
@@ -184,14 +184,6 @@ def _named_sizes(values: Sequence[Value], inputs: Sequence[Any]) -> dict[str, in
             if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
                 return None
     return sizes
-
-
-def _with_sizes(type_: ValueType | None, sizes: Mapping[str, int]) -> ValueType | None:
-    """Return a type with sizes for the names of its dimensions, where they are known."""
-    if not isinstance(type_, TensorType) or type_.shape is None:
-        return type_
-    dims = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in type_.shape)
-    return TensorType(type_.dtype, tuple(dims))
 
 
 def expected_result(type_: ValueType | None) -> Check:

@@ -175,7 +175,7 @@ def _size(of: _Operands) -> Array | None:
     type_ = of.types[0]
     if not isinstance(type_, TensorType) or not type_.is_static:
         return None
-    return np.array(math.prod(d for d in type_.shape or () if isinstance(d, int)), dtype=object)
+    return np.array(math.prod(type_.sizes), dtype=object)
 
 
 def _constant(of: _Operands) -> Array | None:

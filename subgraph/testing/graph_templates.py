@@ -125,7 +125,7 @@ def draw_int(draw: Draw, low: int, high: int) -> int:
 def dims(value: Value) -> tuple[int, ...]:
     """Return the static shape of a value of the pool."""
     assert isinstance(value.type, TensorType)
-    return tuple(dim for dim in value.type.shape or () if isinstance(dim, int))
+    return value.type.sizes
 
 
 def dtype(value: Value) -> str:

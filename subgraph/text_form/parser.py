@@ -318,7 +318,7 @@ class _Parser(_Tokens):
             self.fail("an array has a tensor type of fixed shape", start)
         if not self.take("="):
             return None
-        shape, dtype = _ints(type_), numpy_dtype(type_.dtype)
+        shape, dtype = type_.sizes, numpy_dtype(type_.dtype)
         start = self.start
         try:
             # A digest serves to compare texts; the elements cannot be restored from it.
@@ -538,7 +538,7 @@ class _Parser(_Tokens):
 
     def _zeros(self, type_: TensorType, start: int) -> Array:
         """Return a read-only array of zeros that takes the memory of one element."""
-        shape, dtype = _ints(type_), numpy_dtype(type_.dtype)
+        shape, dtype = type_.sizes, numpy_dtype(type_.dtype)
         # The text states any shape it likes. Memory for all elements would let a line of text
         # exhaust the machine, so one zero is repeated with strides of 0.
         zero: Any = "" if type_.dtype == "string" else 0
@@ -567,7 +567,3 @@ def _from_base64(text: str) -> bytes:
 
 def _is_int(number: object) -> bool:
     return isinstance(number, int)
-
-
-def _ints(type_: TensorType) -> tuple[int, ...]:
-    return tuple(dim for dim in type_.shape or () if isinstance(dim, int))

@@ -29,17 +29,7 @@ from subgraph.dtypes import DTYPES
 from subgraph.errors import ModelError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import (
-    Array,
-    MapType,
-    OptionalType,
-    SequenceType,
-    Shape,
-    SparseTensorType,
-    TensorType,
-    ValueType,
-    dtype_of,
-)
+from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
 from subgraph.partition.op_note import saved_metadata
 from subgraph.partition.record import PartitionRecord
 from subgraph.partition.saved import dump_record
@@ -51,8 +41,6 @@ Data = Literal["small", "all", "none", "digest"]
 _READABLE = 16  # elements; arrays of at most so many are written as numbers, larger ones as base64
 _SMALL = 4096  # bytes; larger arrays are omitted unless data is "all"
 _BARE = re.compile(r"[A-Za-z0-9_.$/\-]+")
-# The parser reads the words inf and nan as numbers.
-_BARE_DIM = re.compile(r"(?!(?:inf|nan)\Z)[A-Za-z_][A-Za-z0-9_]*")
 
 
 def print_graph(graph: Graph, data: Data = "small") -> str:
@@ -80,35 +68,6 @@ def quoted(text: str) -> str:
 
 def _name(name: str) -> str:
     return name if _BARE.fullmatch(name) else quoted(name)
-
-
-def type_text(type_: ValueType | None) -> str:
-    """Return the text form of a type."""
-    match type_:
-        case None:
-            return "?"
-        case TensorType():
-            return type_.dtype + _shape_text(type_.shape)
-        case SparseTensorType():
-            return f"sparse({type_.dtype}{_shape_text(type_.shape)})"
-        case SequenceType():
-            return f"seq({type_text(type_.element)})"
-        case OptionalType():
-            return f"optional({type_text(type_.element)})"
-        case MapType():
-            return f"map({type_.key}, {type_text(type_.value)})"
-
-
-def _shape_text(shape: Shape | None) -> str:
-    if shape is None:
-        return "[*]"
-    return "[" + ", ".join(_dim(dim) for dim in shape) + "]"
-
-
-def _dim(dim: int | str | None) -> str:
-    if dim is None:
-        return "?"
-    return dim if isinstance(dim, str) and _BARE_DIM.fullmatch(dim) else json.dumps(dim)
 
 
 def _is_plain(value: Any) -> bool:
@@ -190,7 +149,7 @@ class _Printer:
 
     def _typed(self, value: Value) -> str:
         shown = self._value(value)
-        return shown if value.type is None else f"{shown}: {type_text(value.type)}"
+        return shown if value.type is None else f"{shown}: {value.type}"
 
     def _node(self, node: Node, indent: str) -> None:
         out = self.out
@@ -244,7 +203,7 @@ class _Printer:
                 self.out.append(_scalar(value))
 
     def _array(self, array: Array) -> str:
-        shown = type_text(TensorType(dtype_of(array), array.shape))
+        shown = str(TensorType(dtype_of(array), array.shape))
         return shown + self._content(array)
 
     def _content(self, array: Array) -> str:
@@ -271,7 +230,7 @@ class _Printer:
         for parameter, label in self._labels.items():
             renamed = "" if label == parameter.name else f" {quoted(parameter.name)}"
             self.out.append(
-                f"parameter @{_name(label)}{renamed}: {type_text(parameter.type)}"
+                f"parameter @{_name(label)}{renamed}: {parameter.type}"
                 f"{self._content(parameter.array)}\n"
             )
 
@@ -323,8 +282,8 @@ def _scalar(value: Any) -> str:
         return repr(value)
     if value is None:
         return "none"
-    if isinstance(value, (TensorType, SparseTensorType, SequenceType, OptionalType, MapType)):
-        return f"type {type_text(value)}"
+    if isinstance(value, ValueType):
+        return f"type {value}"
     # The parser refuses this word: a text for people may omit an attribute's value, but a graph
     # that is read back must not lose it silently.
     return f"opaque {quoted(repr(value))}"

@@ -35,8 +35,7 @@ class _Weights:
 def _shape(value: Value) -> tuple[int, ...]:
     """Return the shape of a value, which is static."""
     assert isinstance(value.type, TensorType)
-    assert value.type.shape is not None
-    return tuple(int(size) for size in value.type.shape)  # type: ignore[arg-type]
+    return value.type.sizes
 
 
 def _silu(x: Any) -> Any:
