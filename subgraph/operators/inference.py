@@ -17,7 +17,15 @@ from subgraph.errors import ModelError, ShapeError, SubgraphError, described, me
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.result_arrays import is_list
 from subgraph.graph.symbolic import is_symbolic
-from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
+from subgraph.graph.types import (
+    Array,
+    MapType,
+    SequenceType,
+    TensorType,
+    ValueType,
+    dtype_of,
+    with_sizes,
+)
 from subgraph.operators.op_checks import output_types, region_types
 from subgraph.operators.operator import (
     find_operator,
@@ -27,7 +35,7 @@ from subgraph.operators.operator import (
     operator_of,
 )
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
-from subgraph.operators.schema import newest_opset
+from subgraph.operators.schema import newest_opset, onnx_schema
 from subgraph.operators.shape_values import concretized, is_partial
 
 # Attributes of ONNX's operators for which the standard defines only 0 and 1. Runtimes differ in
@@ -298,7 +306,9 @@ def infer_by_onnx(
     unknown: list[ValueType | None] = [None] * len(node.outputs)
     if node.bodies:
         return _types_of_bodies(node, unknown)
-    import onnx.defs
+    schema = onnx_schema(node.op_type, node.domain, node.version)
+    if schema is None:
+        return unknown
     import onnx.shape_inference
 
     from subgraph.operators.protobuf import (
@@ -308,11 +318,6 @@ def infer_by_onnx(
         type_to_proto,
     )
 
-    version = node.version or newest_opset(node.domain)
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
-    except onnx.defs.SchemaError:
-        return unknown
     if any(v is not None and t is None for v, t in zip(node.inputs, input_types, strict=True)):
         return unknown
     proto = node_to_proto(node, len(node.inputs))
@@ -326,6 +331,7 @@ def infer_by_onnx(
     }
 
     def found(types: Mapping[str, ValueType]) -> list[ValueType | None]:
+        opset = onnx.helper.make_opsetid(node.domain, node.version or newest_opset(node.domain))
         try:
             made = onnx.shape_inference.infer_node_outputs(
                 schema,
@@ -333,7 +339,7 @@ def infer_by_onnx(
                 {name: type_to_proto(type_) for name, type_ in types.items()},
                 data,
                 None,
-                [onnx.helper.make_opsetid(node.domain, version)],
+                [opset],
             )
         except onnx.shape_inference.InferenceError as error:
             raise ShapeError(str(error).strip().splitlines()[-1]) from error
@@ -343,7 +349,7 @@ def infer_by_onnx(
     # computes with it needs numbers, to which the plan is then bound.
     named, sizes = _named_sizes(types)
     if sizes:
-        results = [_with_sizes(type_, sizes) for type_ in found(named)]
+        results = [with_sizes(type_, sizes) for type_ in found(named)]
         if all(isinstance(type_, TensorType) and type_.is_static for type_ in results):
             return results
     return found(types)
@@ -368,14 +374,6 @@ def _named_sizes(types: Mapping[str, ValueType]) -> tuple[dict[str, ValueType], 
         for key, type_ in types.items()
     }
     return changed, sizes
-
-
-def _with_sizes(type_: ValueType | None, sizes: Mapping[str, Any]) -> ValueType | None:
-    """Return a type with the sizes that its dimensions are names of."""
-    if not isinstance(type_, TensorType) or type_.shape is None:
-        return type_
-    dims = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in type_.shape)
-    return TensorType(type_.dtype, tuple(dims))
 
 
 def _types_of_bodies(node: Node, unknown: list[ValueType | None]) -> list[ValueType | None]:

@@ -37,7 +37,7 @@ from subgraph.operators.inference import (
     set_output_types,
 )
 from subgraph.operators.operator import Operator, is_foreign, operator_of
-from subgraph.operators.schema import find_schema, newest_opset
+from subgraph.operators.schema import find_schema, newest_opset, onnx_schema
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
 # Attributes of opset 1 about memory sharing, which has no effect on results.
@@ -138,8 +138,7 @@ def _without_elements(types: Sequence[ValueType | None]) -> Sequence[Any] | None
     for type_ in types:
         if not isinstance(type_, TensorType) or not type_.is_static or size_in_bytes(type_):
             return None
-        shape = [dim for dim in type_.shape or () if isinstance(dim, int)]
-        made.append(np.empty(shape, numpy_dtype(type_.dtype)))
+        made.append(np.empty(type_.sizes, numpy_dtype(type_.dtype)))
     return made or None
 
 
@@ -331,18 +330,8 @@ def _proto_with_defaults(node: Node, count: int) -> Any:
 def _is_context_dependent(op_type: str, domain: str, version: int) -> bool:
     if _implementation(domain, op_type, version or newest_opset(domain)) is not None:
         return False
-    schema = _onnx_schema(op_type, domain, version)
+    schema = onnx_schema(op_type, domain, version)
     return schema is not None and bool(schema.has_context_dependent_function)
-
-
-@cache
-def _onnx_schema(op_type: str, domain: str, version: int) -> Any:
-    import onnx.defs
-
-    try:
-        return onnx.defs.get_schema(op_type, version or newest_opset(domain), domain)
-    except onnx.defs.SchemaError:
-        return None
 
 
 def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
@@ -449,7 +438,7 @@ def _instantiated(
 def _function_of(node: Node, given: Sequence[ValueType | None]) -> Any:
     import onnx
 
-    schema = _onnx_schema(node.op_type, node.domain, _version(node))
+    schema = onnx_schema(node.op_type, node.domain, node.version)
     if schema is None:
         return None
     if schema.has_function:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from functools import cache
+from typing import Any
 
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
@@ -145,13 +146,28 @@ def _standard(op_type: str, domain: str, version: int) -> Schema | None:
     cached = _cached()
     if cached is not None:
         return cached.find(op_type, domain, version or newest_opset(domain))
+    found = onnx_schema(op_type, domain, version)
+    return None if found is None else from_onnx(found)
+
+
+@cache
+def onnx_schema(op_type: str, domain: str, version: int) -> Any:
+    """Return the onnx package's own object for a schema, which has the operator's function body.
+
+    Args:
+        op_type: Name of the operator.
+        domain: Its domain; "" is ONNX's own.
+        version: Version of the domain's operator set; 0: the newest.
+
+    Returns:
+        An ``onnx.defs.OpSchema``, None if the package has no such operator.
+    """
     import onnx.defs
 
     try:
-        found = onnx.defs.get_schema(op_type, version or newest_opset(domain), domain)
+        return onnx.defs.get_schema(op_type, version or newest_opset(domain), domain)
     except onnx.defs.SchemaError:
         return None
-    return from_onnx(found)
 
 
 def _cached() -> SchemaCache | None:
@@ -161,8 +177,6 @@ def _cached() -> SchemaCache | None:
 
 def describe(schema: Schema) -> str:
     """Return an operator's signature and, for one of ONNX, the standard's description."""
-    import onnx.defs
-
     optional = {*schema.inputs[schema.min_inputs :], *(schema.optional or ())}
     call = [f"{name}=None" if name in optional else name for name in schema.inputs]
     attributes = sorted(schema.attributes.values(), key=lambda each: (not each.required, each.name))
@@ -172,8 +186,5 @@ def describe(schema: Schema) -> str:
     elif named:
         call.append("*")
     text = f"{schema.op_type}({', '.join(call + named)}) -> {', '.join(schema.outputs)}"
-    try:
-        found = onnx.defs.get_schema(schema.op_type, schema.since_version, schema.domain)
-    except onnx.defs.SchemaError:
-        return text
-    return f"{text}\n\n{inspect.cleandoc(found.doc or '')}"
+    found = onnx_schema(schema.op_type, schema.domain, schema.since_version)
+    return text if found is None else f"{text}\n\n{inspect.cleandoc(found.doc or '')}"
