@@ -8,10 +8,11 @@ copied if the node's inputs are other values; then reverse-mode differentiation 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from subgraph.errors import ModelError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value, copy_node
+from subgraph.graph.order import visit
 from subgraph.transform.pass_manager import register_pass
 
 from .rules import CONSTANT, Vjp, ones_like, op, zeros_like
@@ -89,25 +90,13 @@ def _waits(
 def _between(target: Value, stops: Iterable[Value]) -> list[Node]:
     """Return the nodes between ``stops`` and ``target``, in topological order."""
     stop = set(stops)
+
+    def needed(node: Node) -> Iterator[Node]:
+        return (v.producer for v in node.sources if v not in stop and v.producer is not None)
+
     order: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = []
     if target.producer is not None and target not in stop:
-        stack.append((target.producer, False))
-    while stack:
-        node, leaving = stack.pop()
-        if leaving:
-            order.append(node)
-            continue
-        if node in seen:
-            continue
-        seen.add(node)
-        # The stack visits a node again after its producers, because recursion would be limited by
-        # the depth of the graph.
-        stack.append((node, True))
-        for value in node.sources:
-            if value not in stop and value.producer is not None and value.producer not in seen:
-                stack.append((value.producer, False))
+        visit(target.producer, needed, {}, order)
     return order
 
 

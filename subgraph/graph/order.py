@@ -1,12 +1,13 @@
 """The topological order of a graph's nodes, and the nodes that use each value.
 
 The functions take objects with the attributes of `OrderedNode`; `subgraph.graph.graph` passes its
-nodes. None is recursive, so deep graphs do not exhaust the stack.
+nodes. None is recursive, so deep graphs do not exhaust the stack. `visit` sorts whatever needs each
+other, as the nodes of a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from subgraph.errors import ModelError
@@ -26,6 +27,8 @@ class OrderedNode(Protocol):
         """The values that the node depends on."""
         ...
 
+    def __hash__(self) -> int: ...
+
 
 class UsedValue(Protocol):
     """The part of a value that lists the nodes that use it."""
@@ -36,6 +39,7 @@ class UsedValue(Protocol):
 
 
 N = TypeVar("N", bound=OrderedNode)
+_K = TypeVar("_K", bound=Hashable)
 V = TypeVar("V")
 
 
@@ -123,7 +127,7 @@ def topological(roots: Iterable[N]) -> list[N]:
     Raises:
         ModelError: the nodes form a cycle.
     """
-    done: dict[N, bool] = {}  # False: on the stack
+    done: dict[N, bool] = {}
     order: list[N] = []
     for root in roots:
         if root in done:
@@ -136,35 +140,59 @@ def topological(roots: Iterable[N]) -> list[N]:
                 done[root] = True
                 order.append(root)
                 continue
-        done[root] = False
-        stack: list[tuple[N, Iterator[Any]]] = [(root, root.sources)]
-        while stack:
-            node, sources = stack[-1]
-            for value in sources:
-                producer = value.producer
-                if producer is None:
-                    continue
-                state = done.get(producer)
-                if state is None:
-                    done[producer] = False
-                    stack.append((producer, producer.sources))
-                    break
-                if not state:
-                    _raise_cycle([entry[0] for entry in stack], producer)
-            else:
-                stack.pop()
-                done[node] = True
-                order.append(node)
+        visit(root, _needed, done, order)
     return order
 
 
-def _raise_cycle(path: Sequence[N], back_to: N) -> None:
-    cycle = list(path[path.index(back_to) :])[::-1]
-    shown = " -> ".join(repr(n.name or n.op_type) for n in cycle[:8])
-    more = " -> ..." if len(cycle) > 8 else ""
+def _needed(node: OrderedNode) -> Iterator[Any]:
+    return (value.producer for value in node.sources if value.producer is not None)
+
+
+def visit(
+    root: _K,
+    needed: Callable[[_K], Iterator[_K]],
+    done: dict[_K, bool],
+    order: list[_K],
+    node_of: Callable[[_K], Any] = lambda key: key,
+) -> None:
+    """Append a node to ``order`` behind those that it needs and that are not in it yet.
+
+    Args:
+        root: The node, or a key that stands for it.
+        needed: Returns the nodes that a node needs; called once for each.
+        done: The nodes of ``order``, True for each.
+        order: Nodes in topological order.
+        node_of: Returns the node of a key, for the message.
+
+    Raises:
+        ModelError: the nodes form a cycle; the message names them.
+    """
+    done[root] = False  # on the stack
+    # An explicit stack: the depth of a network is that of its longest path, far beyond Python's
+    # limit on recursion.
+    stack = [(root, needed(root))]
+    while stack:
+        node, others = stack[-1]
+        for other in others:
+            state = done.get(other)
+            if state is None:
+                done[other] = False
+                stack.append((other, needed(other)))
+                break
+            if not state:
+                path = [key for key, _ in stack]
+                _raise_cycle([node_of(key) for key in path[path.index(other) :]])
+        else:
+            stack.pop()
+            done[node] = True
+            order.append(node)
+
+
+def _raise_cycle(path: Sequence[Any]) -> None:
+    names = [repr(node.name or node.op_type) for node in reversed(path)]
+    shown = " -> ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
     raise ModelError(
-        f"the graph has a cycle: {shown}{more} -> {cycle[0].name or cycle[0].op_type!r}; "
-        "a node cannot depend on its own result"
+        f"the graph has a cycle: {shown} -> {names[0]}; a node cannot depend on its own result"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 
-from subgraph.errors import ModelError
+from subgraph.graph.order import visit
 from subgraph.operators.messages import AttributeProto, GraphProto, NodeProto
 
 
@@ -43,37 +43,14 @@ def sort_nodes(protos: Sequence[NodeProto], known: Container[str]) -> list[NodeP
         ModelError: the nodes form a cycle; the message names them.
     """
     maker = {name: at for at, proto in enumerate(protos) for name in proto.output if name}
+
+    def needed(at: int) -> Iterator[int]:
+        names = (name for name in used(protos[at]) if name in maker and name not in known)
+        return (maker[name] for name in names)
+
+    order: list[int] = []
     done: dict[int, bool] = {}
-    order: list[NodeProto] = []
     for root in range(len(protos)):
-        if root in done:
-            continue
-        done[root] = False
-        # An explicit stack: the depth of a network is that of its longest path, far beyond Python's
-        # limit on recursion.
-        stack = [(root, used(protos[root]))]
-        while stack:
-            at, names = stack[-1]
-            for name in names:
-                source = maker.get(name)
-                if source is None or name in known or done.get(source):
-                    continue
-                if source in done:
-                    path = [index for index, _ in stack]
-                    _raise_cycle([protos[i] for i in path[path.index(source) :]])
-                done[source] = False
-                stack.append((source, used(protos[source])))
-                break
-            else:
-                stack.pop()
-                done[at] = True
-                order.append(protos[at])
-    return order
-
-
-def _raise_cycle(protos: Sequence[NodeProto]) -> None:
-    names = [repr(proto.name or proto.op_type) for proto in reversed(protos)]
-    shown = " -> ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
-    raise ModelError(
-        f"the graph has a cycle: {shown} -> {names[0]}; a node cannot depend on its own result"
-    )
+        if root not in done:
+            visit(root, needed, done, order, protos.__getitem__)
+    return [protos[at] for at in order]
