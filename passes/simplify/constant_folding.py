@@ -14,8 +14,9 @@ import numpy as np
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import size_in_bytes
-from subgraph.graph.naming import fresh_name
+from subgraph.graph.naming import Names
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.result_arrays import read_only
 from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.inference import infer_types
 from subgraph.operators.operator import is_random, operator_of
@@ -161,9 +162,7 @@ def _constant_node(value: Value, array: Array, version: int) -> Value:
         array: The constant.
         version: Version of the Constant; 0: unknown.
     """
-    # The array may belong to another node or to a parameter; the view alone becomes read-only.
-    array = array.view()
-    array.flags.writeable = False
+    array = read_only(array)  # a view: the array may belong to another node or to a parameter
     node = Node("Constant", outputs=1, version=version or 13, attrs={"value": array})
     made = node.outputs[0]
     made.type = TensorType(dtype_of(array), array.shape)
@@ -190,8 +189,7 @@ class ConstantsToParameters:
     def __call__(self, graph: Graph) -> Graph:
         """Return a copy of ``graph``; a Constant that computes a graph output stays."""
         graph = graph.clone()
-        taken = set(graph.parameters)
-        count: dict[str, int] = {}
+        names = Names(graph.parameters)
         for level in graph.levels():
             outputs = set(level.outputs)
             lifted: dict[Value, Value] = {}
@@ -199,10 +197,7 @@ class ConstantsToParameters:
                 array = _constant(node.outputs[0]) if len(node.outputs) == 1 else None
                 if array is None or array.size < self.min_size or node.outputs[0] in outputs:
                     continue
-                name = self.prefix + node.outputs[0].name
-                name = fresh_name(name, taken, count) if name in taken else name
-                taken.add(name)
-                parameter = Parameter.adopt(name, array)
+                parameter = Parameter.adopt(names.fresh(self.prefix + node.outputs[0].name), array)
                 lifted[node.outputs[0]] = Value(
                     node.outputs[0].name, parameter.type, parameter=parameter
                 )

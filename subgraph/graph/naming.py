@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from subgraph.errors import ModelError
@@ -70,21 +70,11 @@ def _name_values(values: Sequence[NamedValue], names: set[str], graph: str) -> N
     Raises:
         ModelError: Two values share a name, and are not the same parameter.
     """
-    seen: dict[str, NamedValue] = {}
+    nameless = [value for value in values if not value.name]
+    check_value_names((value for value in values if value.name), graph)
     count: dict[str, int] = {}
     positions: dict[Any, int] = {}
-    for value in values:
-        if value.name:
-            other = seen.setdefault(value.name, value)
-            # Bodies and passes make several values over one Parameter, all under its name. The name
-            # then still means one array.
-            if other is not value and (
-                other.parameter is None or other.parameter is not value.parameter
-            ):
-                raise ModelError(
-                    f"graph {graph!r} has two values named {value.name!r}; value names must differ"
-                )
-            continue
+    for value in nameless:
         node = value.producer
         if node is None:
             base = "value"
@@ -96,7 +86,26 @@ def _name_values(values: Sequence[NamedValue], names: set[str], graph: str) -> N
             base = fresh_name(base, names, count)
         names.add(base)
         value.name = base
-        seen[base] = value
+
+
+def check_value_names(values: Iterable[NamedValue], graph: str) -> None:
+    """Check that values that share a name also share a parameter.
+
+    Bodies and passes make several values over one Parameter, all under its name. The name then
+    still means one array.
+
+    Raises:
+        ModelError: Two values share a name, and are not the same parameter.
+    """
+    owners: dict[str, NamedValue] = {}
+    for value in values:
+        other = owners.setdefault(value.name, value)
+        if other is not value and (
+            value.parameter is None or other.parameter is not value.parameter
+        ):
+            raise ModelError(
+                f"graph {graph!r} has two values named {value.name!r}; value names must differ"
+            )
 
 
 def _position(node: Any, value: NamedValue, positions: dict[Any, int]) -> int:
@@ -120,3 +129,24 @@ def fresh_name(base: str, names: set[str], count: dict[str, int]) -> str:
     count[base] = number + 1
     names.add(name)
     return name
+
+
+class Names:
+    """Names in one scope, made unique by a number.
+
+    Attributes:
+        taken: The names in use.
+    """
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        """Begin with the names that are in use."""
+        self.taken = set(taken)
+        self._count: dict[str, int] = {}
+
+    def fresh(self, name: str) -> str:
+        """Reserve and return ``name``, with a number from 1 on appended if it is taken."""
+        if name in self.taken:
+            self._count.setdefault(name, 1)
+            return fresh_name(name, self.taken, self._count)
+        self.taken.add(name)
+        return name

@@ -15,6 +15,7 @@ from subgraph.errors import ModelError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.lazy import LazyGraph
 from subgraph.graph.limits import check_nodes, check_time
+from subgraph.graph.naming import Names
 from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
 from subgraph.onnx_format.checks import check_node, read_opsets, refuse_unknown, text_of, version_of
@@ -31,7 +32,7 @@ from subgraph.onnx_format.metadata import (
     number_in,
 )
 from subgraph.onnx_format.order import sort_nodes, used
-from subgraph.onnx_format.scope import Binding, Level, Names, Scope
+from subgraph.onnx_format.scope import Binding, Level, Scope
 from subgraph.onnx_format.tensors import TensorReader
 from subgraph.operators.messages import (
     IR_VERSION,

@@ -8,30 +8,10 @@ import attrs
 
 from subgraph.errors import ModelError
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.naming import fresh_name
+from subgraph.graph.naming import Names
 from subgraph.graph.types import ValueType
 from subgraph.onnx_format.checks import text_of
 from subgraph.operators.messages import AttributeProto
-
-
-class Names:
-    """Names of nodes, values or parameters in one scope, made unique by a number.
-
-    Attributes:
-        taken: The names in use.
-    """
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()
-        self._count: dict[str, int] = {}
-
-    def fresh(self, name: str) -> str:
-        """Reserve and return ``name``, with a number appended if it is already taken."""
-        if name in self.taken:
-            self._count.setdefault(name, 1)
-            return fresh_name(name, self.taken, self._count)
-        self.taken.add(name)
-        return name
 
 
 class Level:

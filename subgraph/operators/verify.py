@@ -7,10 +7,11 @@ compose the error message.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from subgraph.errors import ModelError
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.naming import check_value_names
 from subgraph.operators.bodies import check_bodies
 
 
@@ -58,7 +59,7 @@ def verify(graph: Graph) -> None:
         if len(names) < len(nodes) or "" in names:
             raise _misnamed(current)
         if len({value.name for value in uses}) < len(uses):
-            _verify_value_names(current, uses)
+            check_value_names(uses, current.name)
 
 
 def _fault(graph: Graph, what: str) -> ModelError:
@@ -136,14 +137,3 @@ def _misnamed(graph: Graph) -> ModelError:
     names = Counter(node.name for node in graph.nodes)
     name = next(name for name, count in names.items() if count > 1 or not name)
     return _fault(graph, f"node name {name!r} is empty or used twice")
-
-
-def _verify_value_names(graph: Graph, values: Iterable[Value]) -> None:
-    """Check that values that share a name also share a parameter."""
-    owners: dict[str, Value] = {}
-    for value in values:
-        other = owners.setdefault(value.name, value)
-        if other is not value and (
-            value.parameter is None or other.parameter is not value.parameter
-        ):
-            raise _fault(graph, f"two values are named {value.name!r}")

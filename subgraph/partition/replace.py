@@ -9,7 +9,7 @@ import attrs
 
 from subgraph.errors import PartitionError, SubgraphError, described
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
-from subgraph.graph.naming import fresh_name
+from subgraph.graph.naming import Names
 from subgraph.graph.order import list_uses
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType
@@ -260,7 +260,9 @@ class Replacement:
         """
         graph, copies, values = self._graph, self._copies, self._values
         outside = [node for node, copy in copies.items() if copy is None]
-        self._name_apart({node.name for node in outside})
+        names = Names(node.name for node in outside)
+        for node in self._made:
+            node.name = names.fresh(node.name)
         copies.update(zip(outside, copy_nodes(outside, values), strict=True))
         whole = cast("dict[Node, Node]", copies)
         for node in self._made:
@@ -275,12 +277,3 @@ class Replacement:
         # The node of a region has the position of the region's first node.
         made.adopt(dict.fromkeys(whole.values()))
         return made, whole
-
-    def _name_apart(self, taken: set[str]) -> None:
-        """Rename nodes of regions whose names are in ``taken``, and add all their names to it."""
-        count: dict[str, int] = {}
-        for node in self._made:
-            if node.name in taken:
-                count.setdefault(node.name, 1)  # the first suffix
-                node.name = fresh_name(node.name, taken, count)
-            taken.add(node.name)
