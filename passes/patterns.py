@@ -121,6 +121,22 @@ class Context:
             return None
         return float(array.reshape(-1)[0])
 
+    def axes(self, node: Node) -> list[int] | None:
+        """Return the axes of a reduction, an attribute or a parameter; None for any others."""
+        axes = node.attrs.get("axes")
+        if axes is None and len(node.inputs) > 1:
+            array = self.array(node.inputs[1])
+            axes = None if array is None else array.reshape(-1)
+        return None if axes is None else [int(axis) for axis in axes]
+
+    def weighted(self, at: Value, op_type: str) -> tuple[Node, Value] | None:
+        """Return the sole user of a value if it is this operator with a weight, and the weight."""
+        user = self.sole_user(at, op_type)
+        weight = None if user is None else self.other_operand(user, at)
+        if user is None or weight is None or not self.is_weight(weight):
+            return None
+        return user, weight
+
     def other_operand(self, node: Node, value: Value) -> Value | None:
         """Return the operand of a node with two inputs that is not ``value``."""
         if len(node.inputs) != 2:

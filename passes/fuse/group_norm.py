@@ -83,9 +83,9 @@ def _fuse(context: Context, node: Node, replaced: dict[Value, Value]) -> None:
 
 def _affine(context: Context, at: Value, op_type: str, channels: int) -> tuple[Value, Value] | None:
     """Return the Mul or Add of a value and one weight for each channel: its result, the weight."""
-    user = context.sole_user(at, op_type)
-    weight = None if user is None else context.other_operand(user, at)
-    if user is None or weight is None or not context.is_weight(weight) or "axis" in user.attrs:
+    found = context.weighted(at, op_type)
+    if found is None or "axis" in found[0].attrs:
         return None
+    user, weight = found
     fits = is_per_channel(shape_of(weight), channels, len(shape_of(at) or ()))
     return (user.outputs[0], weight) if fits and dtype_of(weight) == dtype_of(at) else None

@@ -16,19 +16,16 @@ def _last_axes(context: Context, node: Node, rank: int) -> int | None:
     """Return the first axis of a reduction over trailing axes that keeps dimensions; else None."""
     if not node.attrs.get("keepdims", 1):
         return None
-    axes = node.attrs.get("axes")
-    if axes is None and len(node.inputs) > 1:
-        array = context.array(node.inputs[1])
-        axes = None if array is None else array.reshape(-1).tolist()
+    axes = context.axes(node)
     if axes is None:
         return None
-    counted = sorted(int(axis) % rank for axis in axes)
+    counted = sorted(axis % rank for axis in axes)
     first = rank - len(counted)
     # The fused operators normalize over all axes from one on.
     return first if counted == list(range(first, rank)) and counted else None
 
 
-def _is_square(node: Node, context: Context, value: Value) -> bool:
+def is_square(node: Node, context: Context, value: Value) -> bool:
     """Return whether a node computes the square of a value."""
     if is_op(node, "Pow"):
         return node.inputs[0] is value and near(context.scalar(node.inputs[1]), 2.0)
@@ -78,15 +75,11 @@ def _weighted(context: Context, at: Value, op_type: str, axis: int) -> tuple[Nod
         op_type: "Mul" or "Add".
         axis: The first of the trailing axes, which are the weight's shape.
     """
-    user = context.sole_user(at, op_type)
-    if user is None:
-        return None
-    weight = context.other_operand(user, at)
-    whole, part = shape_of(at), shape_of(weight)
-    if weight is None or not context.is_weight(weight) or whole is None or part is None:
+    found, whole = context.weighted(at, op_type), shape_of(at)
+    if found is None or whole is None:
         return None
     # LayerNormalization and RMSNormalization take weights of the normalized axes only.
-    return (user, weight) if part == whole[axis:] else None
+    return found if shape_of(found[1]) == whole[axis:] else None
 
 
 @pattern("transformer", "ReduceMean")
@@ -105,7 +98,7 @@ def layer_norm(context: Context, node: Node) -> Match | None:
         return None
     for sub in subs:
         centered = sub.outputs[0]
-        square = next((u for u in centered.consumers if _is_square(u, context, centered)), None)
+        square = next((u for u in centered.consumers if is_square(u, context, centered)), None)
         if square is None:
             continue
         # With two differences, one is squared and the other one is divided by the root.
@@ -152,7 +145,7 @@ def _affine_norm(
 def rms_norm(context: Context, node: Node) -> Match | None:
     """Match ``x / sqrt(mean(x^2) + epsilon) * scale`` at the square."""
     x = node.inputs[0] if node.inputs else None
-    if x is None or not _is_square(node, context, x):
+    if x is None or not is_square(node, context, x):
         return None
     mean = context.sole_user(node.outputs[0], "ReduceMean")
     rank = len(shape_of(x) or ())

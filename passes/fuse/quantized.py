@@ -142,10 +142,7 @@ def quantize_after(context: Context, value: Value) -> _Conversion | None:
 
 def _number(context: Context, value: Value | None) -> int | None:
     """Return the zero point in a parameter of one element; 0 if there is no zero point."""
-    return 0 if value is None else _as_int(context.scalar(value))
-
-
-def _as_int(number: float | None) -> int | None:
+    number = 0 if value is None else context.scalar(value)
     return None if number is None else int(number)
 
 
