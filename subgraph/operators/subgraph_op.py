@@ -7,7 +7,6 @@ makes the node. The executor opens a `Session` of each op for each request, and 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -30,7 +29,7 @@ from subgraph.operators.op_checks import (
     region_types,
     result_type_error,
 )
-from subgraph.system.forking import computed_once, free_in_child
+from subgraph.system.forking import computed_once
 from subgraph.system.hooks import Hook
 from subgraph.weights.cache import WeightCache, WeightEntry
 
@@ -510,14 +509,14 @@ def open_own(op: SubgraphOp) -> Session:
     return session
 
 
-# One lock for all ops: a partition makes tens of thousands of ops, and preparing a plan is short.
-_PLAN_LOCK = free_in_child(threading.RLock())
-
-
 class DefaultSubgraphOp(SubgraphOp):
-    """The op ``_subgraph_op``: runs the inner graph node by node with the default executor."""
+    """The op ``_subgraph_op``: runs the inner graph node by node with the default executor.
 
-    _shared: Any = None
+    Attributes:
+        plan: The executor's plan for the inner graph, which all sessions share; None: none yet.
+    """
+
+    plan: Any = None
 
     def forward(self, inputs: list[Any]) -> list[Any]:
         """Run the inner graph; sequences are lists."""
@@ -526,13 +525,6 @@ class DefaultSubgraphOp(SubgraphOp):
     def session(self) -> Session:
         """Return an executor of the inner graph."""
         return _default_session(self)
-
-    def shared(self, make: Callable[[Graph], Any]) -> Any:
-        """Return ``make(inner graph)``, computed at the first call, for all sessions."""
-        with _PLAN_LOCK:
-            if self._shared is None:
-                self._shared = make(self.subgraph)
-            return self._shared
 
 
 def subgraph_node(

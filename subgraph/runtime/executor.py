@@ -517,7 +517,9 @@ class ExecutorSession(Session):
     def __init__(self, op: DefaultSubgraphOp) -> None:
         """Open an executor of the plan that all sessions of the op share."""
         super().__init__(op)
-        self._executor = Executor(op.shared(Plan))
+        if op.plan is None:  # two threads may make one at the same time; each is right
+            op.plan = Plan(op.subgraph)
+        self._executor = Executor(op.plan)
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
