@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from subgraph.errors import ModelError, UnsupportedOpError
-from subgraph.operators.messages import AttributeProto, NodeProto, OperatorSetIdProto
+from subgraph.operators.messages import NodeProto, OperatorSetIdProto
+from subgraph.operators.protobuf import KIND_OF_NUMBER
 from subgraph.operators.schema import Schema, canonical_domain, get_schema, newest_opset
-
-_KIND_OF = {number: name.lower() for name, number in AttributeProto.AttributeType.items()}
 
 
 def text_of(text: str) -> str:
@@ -126,10 +125,10 @@ def check_node(proto: NodeProto, schema: Schema, attributes: Mapping[str, Any]) 
         known = schema.attributes.get(attribute.name)
         if known is None:
             raise ModelError(f"{where} has no attribute {attribute.name!r}")
-        if not attribute.ref_attr_name and _KIND_OF.get(attribute.type) != known.kind:
+        if not attribute.ref_attr_name and KIND_OF_NUMBER.get(attribute.type) != known.kind:
             raise ModelError(
                 f"{where}: attribute {attribute.name!r} takes {known.kind}, got "
-                f"{_KIND_OF.get(attribute.type, 'an unknown type')}"
+                f"{KIND_OF_NUMBER.get(attribute.type, 'an unknown type')}"
             )
     # Since opset 18 a file states this number twice, and may contradict itself.
     if schema.op_type == "Split" and attributes.get("num_outputs", outputs) != outputs:

@@ -89,8 +89,7 @@ def store_extra_fields(
 
 
 def _messages(proto: Any, fields: Sequence[str]) -> dict[str, list[bytes]]:
-    # An older onnx package does not have every field (``configuration`` came with IR version 11).
-    found = {name: [m.SerializeToString() for m in getattr(proto, name, ())] for name in fields}
+    found = {name: [m.SerializeToString() for m in getattr(proto, name)] for name in fields}
     return {name: messages for name, messages in found.items() if messages}
 
 

@@ -7,6 +7,7 @@ a message type however often its description is loaded, so these are the package
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 _FILE = "onnx_ml_pb2"
 
 
+@cache
 def _load() -> Any:
     """Return the module of the classes, or the onnx package if it is loaded or has no such file."""
     spec = None if "onnx" in sys.modules else find_spec("onnx")
@@ -30,35 +32,19 @@ def _load() -> Any:
 
 
 if TYPE_CHECKING:
-    from onnx import (
-        AttributeProto,
-        FunctionProto,
-        GraphProto,
-        ModelProto,
-        NodeProto,
-        OperatorSetIdProto,
-        SparseTensorProto,
-        StringStringEntryProto,
-        TensorProto,
-        TypeProto,
-    )
+    from onnx import AttributeProto as AttributeProto
+    from onnx import FunctionProto as FunctionProto
+    from onnx import GraphProto as GraphProto
+    from onnx import ModelProto as ModelProto
+    from onnx import NodeProto as NodeProto
+    from onnx import OperatorSetIdProto as OperatorSetIdProto
+    from onnx import SparseTensorProto as SparseTensorProto
+    from onnx import StringStringEntryProto as StringStringEntryProto
+    from onnx import TensorProto as TensorProto
+    from onnx import TypeProto as TypeProto
 
     IR_VERSION: int
+else:
 
-__all__ = [
-    "IR_VERSION",
-    "AttributeProto",
-    "FunctionProto",
-    "GraphProto",
-    "ModelProto",
-    "NodeProto",
-    "OperatorSetIdProto",
-    "SparseTensorProto",
-    "StringStringEntryProto",
-    "TensorProto",
-    "TypeProto",
-]
-
-if not TYPE_CHECKING:
-    _messages = _load()
-    globals().update({name: getattr(_messages, name) for name in __all__})
+    def __getattr__(name: str) -> Any:
+        return getattr(_load(), name)

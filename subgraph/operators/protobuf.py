@@ -296,7 +296,7 @@ def attr_from_proto(proto: AttributeProto, graph_from_proto: ProtoToGraph) -> An
     Raises:
         ModelError: the type is unknown or the content damaged.
     """
-    kind = _KIND_OF_NUMBER.get(proto.type)
+    kind = KIND_OF_NUMBER.get(proto.type)
     if kind is None:
         raise ModelError(f"attribute {proto.name!r} has unknown type {proto.type}")
     value, one = getattr(proto, _FIELDS[kind]), _ONE_OF[kind]
@@ -320,7 +320,7 @@ _FIELDS: Mapping[AttributeKind, str] = {
     **{kind: kind for kind in ATTRIBUTE_KINDS},
     **{"float": "f", "int": "i", "string": "s", "tensor": "t", "graph": "g", "type_proto": "tp"},
 }
-_KIND_OF_NUMBER: Mapping[int, AttributeKind] = {
+KIND_OF_NUMBER: Mapping[int, AttributeKind] = {
     getattr(AttributeProto, kind.upper()): kind for kind in ATTRIBUTE_KINDS
 }
 # Conversions of one element to and from its form in the message; the caller converts graphs.
