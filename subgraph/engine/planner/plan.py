@@ -149,8 +149,6 @@ class Planner:
         operand.known = known
         operand.storage = Storage("input", operand.nbytes, index=position)
         self.operands[value] = operand
-        if known is not None:
-            self.known_elements[value] = from_array(known)
         return operand
 
     # ------------------------------------------------------------------ values
@@ -196,12 +194,8 @@ class Planner:
     def _elements(self, value: Value | None) -> Array | None:
         if value is None:
             return None
-        if value in self.known_elements:
-            return self.known_elements[value]
-        operand = self.operand(value)
-        found = None if operand.known is None else from_array(operand.known)
-        self.known_elements[value] = found
-        return found
+        found, known = self.known_elements.get(value), self.operand(value).known
+        return from_array(known) if found is None and known is not None else found
 
     def _inputs_elements(self, node: Node, inputs: Sequence[Operand | None]) -> list[Array | None]:
         """Return the known elements of a node's inputs.
@@ -215,8 +209,6 @@ class Planner:
             if value is None or operand is None or operand.size > most:
                 continue
             if found[k] is None and self._read_weight(operand):
-                # `_elements` stored None before the content was read; it would be returned again.
-                del self.known_elements[value]
                 found[k] = self._elements(value)
         return found
 
@@ -311,9 +303,6 @@ class Planner:
             read = [self._read_weight(operand) for operand in present]
             if not any(read):
                 raise
-            for value in node.sources:
-                # The elements were found before the weights were read.
-                self.known_elements.pop(value, None)
             self.add(node)
             return
         if outputs is not None:

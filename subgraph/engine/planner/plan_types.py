@@ -139,7 +139,8 @@ class PlanInProgress(Protocol):
     Attributes:
         graph: The graph.
         operands: The operands of the values that are planned.
-        known_elements: Elements of values that are known while planning, None if none are.
+        known_elements: Elements that are known of the first outputs of planned nodes, None if
+            none are. Those of other values are in `Operand.known`.
         items: The steps so far.
         layouts: Assigns and converts layouts.
     """
