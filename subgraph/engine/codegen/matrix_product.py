@@ -79,17 +79,10 @@ class _Product:
                 for register, _ in places:
                     registers.zero(register)
         from_left, from_right = e.variable(self.left), e.variable(right)
-        row = e.const(ROW_BYTES)
-
-        def of_left(i: int) -> tuple[Any, Any]:
-            at = e.get(from_left)
-            return b.add(at, self.left_register) if i else at, row
-
-        def of_right(j: int) -> tuple[Any, Any]:
-            return b.add(e.get(from_right), e.const(j * REGISTER_BYTES)), row
-
+        row, apart = e.const(ROW_BYTES), e.const(REGISTER_BYTES)
         with e.loop(self.steps):
-            tile.multiply(of_left, of_right, registers.multiply)
+            left = e.get(from_left), self.left_register, row
+            tile.multiply(left, (e.get(from_right), apart, row), registers.multiply)
             e.step(from_left, e.const(REGISTER_BYTES))
             e.step(from_right, self.right_step)
         for register, at in places:

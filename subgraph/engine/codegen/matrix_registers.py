@@ -270,24 +270,27 @@ class RegisterTile:
 
     def multiply(
         self,
-        left: Callable[[int], tuple[Any, Any]],
-        right: Callable[[int], tuple[Any, Any]],
+        left: tuple[Any, Any, Any],
+        right: tuple[Any, Any, Any],
         add: Callable[[int, int, int], None],
     ) -> None:
         """Emit the products of one step.
 
         Args:
-            left: Returns address and bytes between rows of register i of A.
-            right: The same of register j of B.
+            left: Address of the first register of A, bytes from it to the second one, and bytes
+                between rows of a register.
+            right: The same of B.
             add: Adds the products of two registers to a third: `TileRegisters.multiply`.
         """
         loaded: set[int] = set()
         # Each register is loaded just before its first use: products start after two loads.
         for i, j, sums in self.each():
-            for register, place, number in ((_LEFT + i, left, i), (_RIGHT + j, right, j)):
+            for register, operand, number in ((_LEFT + i, left, i), (_RIGHT + j, right, j)):
                 if register not in loaded:
                     loaded.add(register)
-                    self.registers.load(register, *place(number))
+                    first, apart, row = operand
+                    address = self.e.b.add(first, apart) if number else first
+                    self.registers.load(register, address, row)
             add(sums, _LEFT + i, _RIGHT + j)
 
     def room_for_sums(self) -> Any:

@@ -73,14 +73,8 @@ class _MatrixTile(RegisterTile):
 
     def step(self, a: Any, b: Any, _is_last: Any) -> None:
         """Emit the products of one step, whose operands begin at two addresses."""
-        e = self.e
-
-        def left(i: int) -> tuple[Any, Any]:
-            return e.b.add(a, self.a_register) if i else a, self.a_row
-
-        def right(j: int) -> tuple[Any, Any]:
-            return e.b.add(b, self.b_vector) if j else b, e.const(ROW_BYTES)
-
+        left = a, self.a_register, self.a_row
+        right = b, self.b_vector, self.e.const(ROW_BYTES)
         self.multiply(left, right, self.registers.multiply)
 
     def fetch(self) -> None:

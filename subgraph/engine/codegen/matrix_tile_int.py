@@ -20,7 +20,7 @@ from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, load_at, splat_value, store_at
 from subgraph.engine.codegen.matrix_registers import LANES, ROW_BYTES, ROWS, RegisterTile
 from subgraph.engine.codegen.tile import size_switch
-from subgraph.engine.codegen.tile_int import IntegerTileBlock, Requantizer
+from subgraph.engine.codegen.tile_int import IntegerTileBlock, TileRequantizer
 from subgraph.engine.codegen.tiling import MATRIX_TILE
 
 _LOOPS = ("outer", "middle", "inner")
@@ -52,14 +52,7 @@ class _MatrixTile(RegisterTile):
 
     def step(self, a: Any, b: Any) -> None:
         """Emit the products of one step, whose operands begin at two addresses."""
-        add = self.e.b.add
-
-        def left(i: int) -> tuple[Any, Any]:
-            return add(a, self.a_register) if i else a, self.a_row
-
-        def right(j: int) -> tuple[Any, Any]:
-            return add(b, I64(j * ROW_BYTES)), self.b_row
-
+        left, right = (a, self.a_register, self.a_row), (b, I64(ROW_BYTES), self.b_row)
         self.multiply(left, right, self.registers.multiply_bytes)
 
     def loops(self, names: Sequence[str], a: Any, b: Any, steps: Any) -> None:
@@ -93,7 +86,7 @@ class _MatrixTile(RegisterTile):
         row_sums = e.word(t, "row_sums")
         shifts = b.icmp_signed("!=", row_sums, I64(0))
         excess, c_block = e.word(t, "column_excess"), e.word(t, "c_block")
-        end, scales, added = self._requantization(output)
+        end = None if output == "int32" else TileRequantizer(e, t, self.vectors, output)
         at_sum, c = e.variable(row_sums), e.variable(e.word(t, "c"))
         with self.sum_rows(sums, rows) as own:
             values = [
@@ -109,34 +102,13 @@ class _MatrixTile(RegisterTile):
             for j, slot in enumerate(values):
                 value, to = e.get(slot), b.add(e.get(c), I64(j * ROW_BYTES))
                 if end is not None:
-                    value = end.scaled(value, scales[j], added[j])
+                    value = end.of_vector(value, j)
                 if end is not None and output != "float32":
                     to = b.add(e.get(c), b.mul(c_block, I64(j)))
                     store_at(b, to, end.packed([value], list(range(LANES))), 1)
                 else:
                     store_at(b, to, value, 4)
             e.step(c, e.word(t, "c_row"))
-
-    def _requantization(self, output: str) -> tuple[Requantizer | None, list[Any], list[Any]]:
-        """Return the emitter that requantizes sums, with the scale and shift of each vector.
-
-        Returns:
-            None and empty lists if the output is int32, which is the sums themselves.
-        """
-        e, t, b = self.e, self.t, self.e.b
-        if output == "int32":
-            return None, [], []
-        words = (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero"))
-        end = Requantizer(b, LANES, output, words)
-        scale, shift = e.word(t, "scale"), e.word(t, "shift")
-        scales = [
-            load_at(b, b.add(scale, I64(j * ROW_BYTES)), end.real, 4) for j in range(self.vectors)
-        ]
-        slots = [e.variable(end.real(None)) for _ in range(self.vectors)]
-        with e.when(b.icmp_signed("!=", shift, I64(0))):
-            for j, slot in enumerate(slots):
-                e.put(slot, load_at(b, b.add(shift, I64(j * ROW_BYTES)), end.real, 4))
-        return end, scales, [e.get(slot) for slot in slots]
 
 
 def integer_contraction(*, output: str) -> Callable[..., None]:

@@ -226,6 +226,35 @@ class Requantizer:
         return b.select(compare(">", found, least), found, least)
 
 
+class TileRequantizer(Requantizer):
+    """Emits the requantization of a tile's sums by the fields of its block.
+
+    Args:
+        e: The emitter.
+        t: Address of an `IntegerTileBlock`, LLVM int64.
+        vectors: Vectors of a row of the tile.
+        output: See `Requantizer`.
+    """
+
+    def __init__(self, e: Emit, t: Any, vectors: int, output: str) -> None:
+        """Emit the constants, and load scales and shifts."""
+        b, lanes = e.b, e.lanes
+        super().__init__(b, lanes, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
+        scale, shift = e.word(t, "scale"), e.word(t, "shift")
+        offsets = [I64(4 * lanes * j) for j in range(vectors)]
+        self.scales = [load_at(b, b.add(scale, offset), self.real, 4) for offset in offsets]
+        # Without a shift, zeros are added: one code serves both cases.
+        slots = [e.variable(self.real(None)) for _ in range(vectors)]
+        with e.when(b.icmp_signed("!=", shift, I64(0))):
+            for slot, offset in zip(slots, offsets, strict=True):
+                e.put(slot, load_at(b, b.add(shift, offset), self.real, 4))
+        self.shifts = [e.get(slot) for slot in slots]
+
+    def of_vector(self, sums: Any, j: int) -> Any:
+        """Return the scaled sums of vector j of a row."""
+        return self.scaled(sums, self.scales[j], self.shifts[j])
+
+
 def emit_saturating_products(builder: Any, a: Any, b: Any) -> Any:
     """Emit the sums of four products of bytes, of which pairs saturate in 16 bits (vpmaddubsw).
 
@@ -396,18 +425,10 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
                 to = b.add(b.add(c, b.mul(crs, I64(i))), I64(4 * lanes * j))
                 store_at(b, to, e.get(row[j]), 4)
         return
-    end = Requantizer(b, lanes, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
-    scale, shift = e.word(t, "scale"), e.word(t, "shift")
-    scales = [load_at(b, b.add(scale, I64(4 * lanes * j)), end.real, 4) for j in range(vectors)]
-    # Without a shift, zeros are added: one code serves both cases.
-    slots = [e.variable(end.real(None)) for _ in range(vectors)]
-    with e.when(b.icmp_signed("!=", shift, I64(0))):
-        for j in range(vectors):
-            e.put(slots[j], load_at(b, b.add(shift, I64(4 * lanes * j)), end.real, 4))
-    shifts = [e.get(slot) for slot in slots]
+    end = TileRequantizer(e, t, vectors, output)
     group = BLOCK // lanes
     for i, row in enumerate(acc):
-        values = [end.scaled(e.get(s), scales[j], shifts[j]) for j, s in enumerate(row)]
+        values = [end.of_vector(e.get(slot), j) for j, slot in enumerate(row)]
         to = b.add(c, b.mul(crs, I64(i)))
         if output == "float32":
             for j, value in enumerate(values):
