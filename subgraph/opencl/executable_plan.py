@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from subgraph.engine.planner.constants import Weights
+from subgraph.engine.planner.constants import cached
 from subgraph.engine.planner.operands import (
     EmittedStep,
     Operand,
@@ -30,7 +30,7 @@ from subgraph.engine.planner.plan_types import Plan, ReferenceStep
 from subgraph.engine.planner.step_profile import Span, profile_entries
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
-from subgraph.graph.parameters import Snapshot
+from subgraph.graph.parameters import Parameter, Snapshot
 from subgraph.graph.result_arrays import fill_outputs, usable_output
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.opencl.lowering import ClLaunch
@@ -194,16 +194,16 @@ class ClExecutablePlan:
         # Every request has its own queue: runs of different requests do not wait for each other.
         self._queue = runtime.queue(profiling=profiling)
         self._profiling = profiling
-        self._weights = Weights(cache)
+        self._cache = cache
         self._copies: list[Any] = []
         self._enqueued = False  # whether a run was begun for whose end nobody has waited yet
         self._marker: cl.Event | None = None  # of the end of that run, once the process ends
         # Buffers by the `id` of their array, and the arrays, so that these ids stay theirs.
         self._constants: dict[int, tuple[Array, cl.Buffer]] = {}
         # Arguments that are set when a weight has changed: kernel, argument, entry.
-        self._entry_arguments: list[tuple[Any, int, int]] = []
+        self._entry_arguments: list[tuple[Any, int, WeightEntry]] = []
         # Buffers of weights: kernels do not keep the buffers of their arguments alive.
-        self._entry_buffers: list[Any] = []
+        self._entry_buffers: dict[WeightEntry, Any] = {}
         with driver_errors(runtime, "the memory of a plan"):
             self._arena = runtime.buffer(plan.arena_bytes)
             self._inputs = {
@@ -258,7 +258,7 @@ class ClExecutablePlan:
             kernel.set_arg(position, number)
             return position + 1
         if isinstance(argument, Weight):
-            self._set_buffer(kernel, position, self._weight(self._weights.add(argument)))
+            self._set_buffer(kernel, position, self._constant(argument))
             # The kernels expect an index after every buffer; a weight begins at element 0 of its
             # own buffer.
             kernel.set_arg(position + 1, np.int32(0))
@@ -287,7 +287,7 @@ class ClExecutablePlan:
         kernel.set_arg(position + 1, np.int32(first))
         return position + 2
 
-    def _location(self, root: Storage) -> tuple[cl.Buffer | int, int]:
+    def _location(self, root: Storage) -> tuple[cl.Buffer | WeightEntry, int]:
         """Return the memory of a root storage (see `_set_buffer`), and its offset in bytes."""
         if root.kind == "arena":
             return self._arena, self.plan.offsets[root]
@@ -295,36 +295,33 @@ class ClExecutablePlan:
             return self._inputs[root.index][0], 0
         if root.kind == "output":
             return self._outputs[root.index], 0
-        if root.kind == "constant":
-            assert root.array is not None
-            return self._constant(root.array), 0
-        if root.weight is not None:
-            return self._weight(self._weights.add(root.weight)), 0
-        assert root.parameter is not None, "a weight without a recipe is a parameter"
-        return self._weight(self._weights.add_parameter(root.parameter)), 0
+        assert root.content is not None, "it is a constant"
+        return self._constant(root.content), 0
 
-    def _weight(self, found: int | Array) -> cl.Buffer | int:
-        """Return the index of an entry among the weights, or the buffer of an array."""
-        return found if isinstance(found, int) else self._constant(found)
-
-    def _set_buffer(self, kernel: cl.Kernel, position: int, buffer: cl.Buffer | int) -> None:
+    def _set_buffer(
+        self, kernel: cl.Kernel, position: int, buffer: cl.Buffer | WeightEntry
+    ) -> None:
         """Set an argument to a buffer, or have `refresh` set it to that of an entry.
 
         Args:
             kernel: The kernel.
             position: Position of the argument.
-            buffer: The buffer, or the index of an entry among the weights.
+            buffer: The buffer, or the entry of the weight cache whose buffer it is.
         """
-        if isinstance(buffer, int):
+        if isinstance(buffer, WeightEntry):
             self._entry_arguments.append((kernel, position, buffer))
         else:
             kernel.set_arg(position, buffer)
 
-    def _constant(self, array: Array) -> cl.Buffer:
-        held = self._constants.get(id(array))
+    def _constant(self, content: Array | Weight | Parameter) -> cl.Buffer | WeightEntry:
+        """Return the entry of a constant in the weight cache, or the buffer of an array."""
+        found = cached(content, self._cache)
+        if isinstance(found, WeightEntry):
+            return found
+        held = self._constants.get(id(found))
         if held is None:
-            buffer = upload(self._runtime, self._queue, array)
-            held = self._constants[id(array)] = (array, buffer)
+            buffer = upload(self._runtime, self._queue, found)
+            held = self._constants[id(found)] = (found, buffer)
         return held[1]
 
     # ------------------------------------------------------------------ runs
@@ -337,7 +334,8 @@ class ClExecutablePlan:
         with driver_errors(self._runtime, "the upload of weights"):
             # All uploads come before the first argument is set: if one fails, no kernel has a
             # mixture of old and new weights.
-            buffers = [store.buffer(entry, self._queue) for entry in self._weights.entries]
+            entries = dict.fromkeys(entry for *_, entry in self._entry_arguments)
+            buffers = {entry: store.buffer(entry, self._queue) for entry in entries}
             for kernel, position, entry in self._entry_arguments:
                 kernel.set_arg(position, buffers[entry])
         # The old buffers are freed only now, when no kernel refers to them.
@@ -519,9 +517,8 @@ class ClExecutablePlan:
     def _buffer_of(self, operand: Operand) -> tuple[cl.Buffer, int]:
         root, offset = location_of(operand)
         buffer, begin = self._location(root)
-        if isinstance(buffer, int):
-            entry = self._weights.entries[buffer]
-            buffer = device_weights(self._runtime).buffer(entry, self._queue)
+        if isinstance(buffer, WeightEntry):
+            buffer = device_weights(self._runtime).buffer(buffer, self._queue)
         return buffer, begin + offset
 
     def _compute(self, step: ReferenceStep) -> None:

@@ -68,8 +68,8 @@ class Memory:
     def address(self, storage: Storage) -> int:
         """Return the address of a storage, placing it at first sight."""
         if id(storage) not in self.arrays:
-            if storage.weight is not None:
-                placed = self.read_only(self.weight(storage.weight))
+            if isinstance(storage.content, Weight):
+                placed = self.read_only(self.weight(storage.content))
             else:  # it comes with garbage: kernels must not rely on zeros
                 placed = guard_pages.empty((storage.nbytes,), np.dtype(np.uint8))
             self.arrays[id(storage)] = placed

@@ -17,6 +17,7 @@ the memory of the output::
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
@@ -26,12 +27,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.planner.constants import Weights
+from subgraph.engine.planner.constants import cached
 from subgraph.engine.planner.operands import (
     EmittedStep,
     Operand,
     Scratch,
-    Storage,
     Weight,
     location_of,
 )
@@ -39,6 +39,7 @@ from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.planner.step_profile import profile_entries
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.parameters import Parameter
 from subgraph.graph.symbolic import float_bits, is_symbolic, larger
 from subgraph.graph.types import Array
 from subgraph.operators.shape_values import has_symbolic
@@ -161,7 +162,7 @@ def make_argument_layout(
         as_array: Converts the lists of words and offsets; those of a symbolic plan contain
             symbolic integers, which an array of int64 cannot hold.
     """
-    builder = _LayoutBuilder(plan, Weights(cache))
+    builder = _LayoutBuilder(plan, cache)
     steps: list[StepRow] = []
     breaks: list[int] = []
     for item in plan.items:
@@ -203,7 +204,7 @@ def _areas(plan: Plan) -> tuple[tuple[int, int], ...]:
 def _port(
     position: int, operand: Operand, patches: dict[int, _PatchBuilder], as_array: AsArray
 ) -> Port:
-    patch = patches.get(position, _PatchBuilder()).build(as_array)
+    patch = patches[position].build(as_array)
     return Port(position, operand.dtype, operand.shape, operand.nbytes, patch)
 
 
@@ -221,18 +222,18 @@ class _PatchBuilder:
 class _LayoutBuilder:
     """Collects argument words, and the patches for those that are addresses."""
 
-    def __init__(self, plan: Plan, weights: Weights) -> None:
+    def __init__(self, plan: Plan, cache: WeightCache) -> None:
         self.plan = plan
-        self.weights = weights
+        self.cache = cache
         self.words: list[int] = []
         self.arena = _PatchBuilder()
-        self.inputs: dict[int, _PatchBuilder] = {}
-        self.outputs: dict[int, _PatchBuilder] = {}
-        self.kernels: dict[Kernel, _PatchBuilder] = {}
+        self.inputs = defaultdict[int, _PatchBuilder](_PatchBuilder)
+        self.outputs = defaultdict[int, _PatchBuilder](_PatchBuilder)
+        self.kernels = defaultdict[Kernel, _PatchBuilder](_PatchBuilder)
         self.reports: dict[Report, int] = {}
         self.slot: list[int] = []
-        self._entries: dict[int, _PatchBuilder] = {}
-        self._arrays: dict[int, tuple[Array | SymbolicConstant, _PatchBuilder]] = {}
+        # By `id`, since arrays have no hash. The values keep them alive, so that no `id` is reused.
+        self._contents: dict[int, tuple[WeightContent, _PatchBuilder]] = {}
 
     def add(self, step: EmittedStep) -> int:
         """Append the arguments of a step; return the index of the first word."""
@@ -249,21 +250,17 @@ class _LayoutBuilder:
         return begin
 
     def weight_patches(self, as_array: AsArray) -> tuple[tuple[WeightContent, Patch], ...]:
-        """Return the weights, each with the words that point to it."""
-        entries = [(self.weights.entries[k], n.build(as_array)) for k, n in self._entries.items()]
-        # The largest weights are computed first, while few others exist: this lowers the peak of
-        # memory.
-        entries.sort(key=lambda item: -sum(p.nbytes for p in item[0].parameters))
-        arrays = [(array, patch.build(as_array)) for array, patch in self._arrays.values()]
-        return (*entries, *arrays)
+        """Return the weights, each with the words that point to it; constant arrays come last."""
+        contents = sorted(self._contents.values(), key=_order)
+        return tuple((content, patch.build(as_array)) for content, patch in contents)
 
     def _append(self, argument: Any) -> None:
         if isinstance(argument, (Operand, Scratch)):
-            self._append_location(*location_of(argument), argument)
+            self._append_location(argument)
         elif isinstance(argument, Weight):
-            self._weight(self.weights.add(argument), 0)
+            self._append_constant(argument, 0)
         elif isinstance(argument, Kernel):
-            self._point_into(self.kernels.setdefault(argument, _PatchBuilder()), 0)
+            self._point_into(self.kernels[argument], 0)
         elif isinstance(argument, float):
             self.words.append(float_bits(argument))
         elif isinstance(argument, Report):
@@ -272,47 +269,46 @@ class _LayoutBuilder:
         else:
             self.words.append(argument if is_symbolic(argument) else index(argument))
 
-    def _append_location(self, root: Storage, offset: int, argument: Operand | Scratch) -> None:
-        """Append the address of ``offset`` bytes in a root storage, in which an argument lies."""
+    def _append_location(self, argument: Operand | Scratch) -> None:
+        root, offset = location_of(argument)
         if root.kind == "arena":
             self._point_into(self.arena, self.plan.offsets[root] + offset)
         elif root.kind == "input":
-            self._point_into(self.inputs.setdefault(root.index, _PatchBuilder()), offset)
+            self._point_into(self.inputs[root.index], offset)
         elif root.kind == "output":
-            self._point_into(self.outputs.setdefault(root.index, _PatchBuilder()), offset)
-        elif root.kind == "constant":
-            assert root.array is not None
-            self._constant(root.array, argument, offset)
-        elif root.weight is not None:
-            self._weight(self.weights.add(root.weight), offset)
+            self._point_into(self.outputs[root.index], offset)
         else:
-            assert root.parameter is not None, "a weight without a recipe is a parameter"
-            self._weight(self.weights.add_parameter(root.parameter), offset)
+            assert isinstance(argument, Operand), "scratch memory lies in the arena"
+            assert root.content is not None, "it is a constant"
+            self._append_constant(root.content, offset, argument.dtype)
 
-    def _constant(self, array: Array, argument: Operand | Scratch, offset: int) -> None:
-        # Arrays are identified by `id`, as they cannot be hashed; the entry keeps the array alive,
-        # so that its `id` is not reused.
-        known = self._arrays.get(id(array))
-        if known is None:
-            content: Array | SymbolicConstant = array
-            if isinstance(argument, Operand) and has_symbolic(array):
-                # The array of objects has no bytes that a kernel can read; each instance converts
-                # it to the operand's dtype.
-                content = SymbolicConstant(argument.dtype, array)
-            known = self._arrays[id(array)] = content, _PatchBuilder()
-        self._point_into(known[1], offset)
-
-    def _weight(self, found: int | Array, offset: int) -> None:
-        if isinstance(found, int):
-            self._point_into(self._entries.setdefault(found, _PatchBuilder()), offset)
-        else:
-            _, patch = self._arrays.setdefault(id(found), (found, _PatchBuilder()))
-            self._point_into(patch, offset)
+    def _append_constant(
+        self, constant: Array | Weight | Parameter, offset: int, dtype: str = ""
+    ) -> None:
+        found = cached(constant, self.cache)
+        content: WeightContent = found
+        if isinstance(found, np.ndarray) and has_symbolic(found):
+            # The array of objects has no bytes that a kernel can read; each instance converts it to
+            # the operand's dtype.
+            content = SymbolicConstant(dtype, found)
+        _, patch = self._contents.setdefault(id(found), (content, _PatchBuilder()))
+        self._point_into(patch, offset)
 
     def _point_into(self, patch: _PatchBuilder, offset: int) -> None:
         patch.positions.append(len(self.words))
         patch.offsets.append(offset)
         self.words.append(0)
+
+
+def _order(item: tuple[WeightContent, _PatchBuilder]) -> int:
+    """Return the position of a weight among all: by size, then the arrays that never change.
+
+    The largest weights are computed first, while few others exist: this lowers the peak of memory.
+    """
+    content, _ = item
+    if isinstance(content, WeightEntry):
+        return -sum(parameter.nbytes for parameter in content.parameters)
+    return 1
 
 
 def _is_tiny(plan: Plan) -> bool:

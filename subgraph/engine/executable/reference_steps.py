@@ -8,8 +8,9 @@ import numpy as np
 
 from subgraph.engine.executable.bound_port import BoundPort
 from subgraph.engine.planner.constants import evaluate_weight
-from subgraph.engine.planner.operands import Operand, location_of
+from subgraph.engine.planner.operands import Operand, Weight, location_of
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
+from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, numpy_dtype
 
 
@@ -37,15 +38,14 @@ def run_reference_step(
         if operand.parameter is not None:
             return operand.parameter.array
         root, offset = location_of(operand)
-        if root.weight is not None:
-            memory = _bytes(np.ascontiguousarray(evaluate_weight(root.weight)))
-        elif root.parameter is not None:
-            memory = _bytes(np.ascontiguousarray(root.parameter.array))
-        elif root.kind == "arena":
+        if root.kind == "arena":
             memory = arena[plan.offsets[root] :]
-        elif root.kind == "constant":
-            assert root.array is not None
-            memory = _bytes(root.array)
+        elif isinstance(root.content, Weight):
+            memory = _bytes(np.ascontiguousarray(evaluate_weight(root.content)))
+        elif isinstance(root.content, Parameter):
+            memory = _bytes(np.ascontiguousarray(root.content.array))
+        elif root.content is not None:
+            memory = _bytes(root.content)
         else:
             ports = inputs if root.kind == "input" else outputs
             memory = _bytes(next(p.current for p in ports if p.position == root.index))

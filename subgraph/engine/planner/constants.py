@@ -2,8 +2,8 @@
 
 A node whose inputs are all constant is not run. Its result is a `Weight` over the sources of its
 inputs (`derive`); it is computed when a kernel needs it and again when a parameter changes.
-Intermediate results are not cached. `Weights` converts every weight of a plan to an entry of the
-cache or, if it depends on no parameter, to an array.
+Intermediate results are not cached. `cached` returns the entry of the cache for a constant of a
+plan or, if it depends on no parameter, its array.
 """
 
 from __future__ import annotations
@@ -255,46 +255,29 @@ def _recipe(weight: Weight, positions: dict[Parameter, int]) -> str:
     return text
 
 
-class Weights:
-    """The weights of a plan: entries of the cache, and arrays that never change.
+def cached(content: Array | Weight | Parameter, cache: WeightCache) -> WeightEntry | Array:
+    """Return the cache entry of a constant's content, or its array if no parameter changes it.
 
-    Attributes:
-        entries: Entries of the cache, which are read again when a parameter has changed.
+    Args:
+        content: The content; a parameter stands for its own array.
+        cache: The op's view of the weight cache.
     """
-
-    def __init__(self, cache: WeightCache) -> None:
-        """Begin without weights; ``cache`` is the op's view of the weight cache."""
-        self.entries: list[WeightEntry] = []
-        self._cache = cache
-        self._index: dict[WeightEntry, int] = {}
-
-    def add(self, weight: Weight) -> int | Array:
-        """Return the index of a weight's entry, or its array if it depends on no parameter."""
-        parameters = parameters_of(weight)
-        if not parameters:
-            return np.ascontiguousarray(evaluate_weight(weight))
-        # A weight of distinct parameters needs no composition, and has the recipe's own name as
-        # key, which other plans and sessions share.
-        plain = all(isinstance(source, Parameter) for source in weight.sources)
-        if plain and len(parameters) == len(weight.sources):
-            entry = self._cache.entry(weight.recipe, weight.make, *parameters, align=ALIGN)
-        else:
-            positions = {parameter: k for k, parameter in enumerate(parameters)}
-            make = _Composition(weight, positions)
-            entry = self._cache.entry(_recipe(weight, positions), make, *parameters, align=ALIGN)
-        return self._position(entry)
-
-    def add_parameter(self, parameter: Parameter) -> int:
-        """Return the index of the entry of a parameter's own array."""
+    if isinstance(content, Parameter):
         # Without an alignment, the array stays in the mapped file of the model.
-        return self._position(self._cache.entry("plain", contiguous_array, parameter))
-
-    def _position(self, entry: WeightEntry) -> int:
-        position = self._index.get(entry)
-        if position is None:
-            position = self._index[entry] = len(self.entries)
-            self.entries.append(entry)
-        return position
+        return cache.entry("plain", contiguous_array, content)
+    if not isinstance(content, Weight):
+        return content
+    parameters = parameters_of(content)
+    if not parameters:
+        return np.ascontiguousarray(evaluate_weight(content))
+    # A weight of distinct parameters needs no composition, and has the recipe's own name as key,
+    # which other plans and sessions share.
+    plain = all(isinstance(source, Parameter) for source in content.sources)
+    if plain and len(parameters) == len(content.sources):
+        return cache.entry(content.recipe, content.make, *parameters, align=ALIGN)
+    positions = {parameter: k for k, parameter in enumerate(parameters)}
+    make = _Composition(content, positions)
+    return cache.entry(_recipe(content, positions), make, *parameters, align=ALIGN)
 
 
 def contiguous_array(array: Array) -> Array:
@@ -314,5 +297,5 @@ def derived_operand(name: str, dtype: str, shape: Sequence[int], weight: Weight)
     made = Operand(name, dtype, tuple(shape), derived=weight)
     # The kernels read the storage in C order, but the node may return a view with other strides.
     plain = Weight("plain", contiguous_array, (weight,))
-    made.storage = Storage("weight", made.nbytes, weight=plain)
+    made.storage = Storage("constant", made.nbytes, content=plain)
     return made

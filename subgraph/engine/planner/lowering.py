@@ -385,7 +385,7 @@ class Lowering:
         """Make an output the constant ``array`` of this plan."""
         array = np.ascontiguousarray(array).reshape(output.shape)
         output.known = array
-        output.storage = Storage("constant", output.nbytes, array=array)
+        output.storage = Storage("constant", output.nbytes, content=array)
         output.offset = 0
 
     def in_place(self, output: Operand, source: Operand) -> None:

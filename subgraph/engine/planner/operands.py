@@ -28,12 +28,10 @@ class Storage:
 
     Attributes:
         kind: The memory that contains it: the request's arena, an input or output array of the run,
-            a constant of the plan, or a weight.
+            or a constant, whose content is the same until a parameter changes.
         nbytes: Its size, that of all workers' areas together.
         index: Position among the graph's inputs or outputs, for these kinds.
-        array: The content of a constant.
-        weight: The recipe of a weight, None if the weight is a parameter's own array.
-        parameter: The parameter whose own array is the weight.
+        content: The content of a constant; a parameter stands for its own array.
         workers: Number of threads that have an area of their own in it.
         worker_stride: Bytes from one worker's area to the next one's; 0 without areas.
         parent: The storage of which this is a part (an input of a concatenation in its output, or
@@ -41,12 +39,10 @@ class Storage:
         parent_offset: Where in ``parent`` it begins, in bytes.
     """
 
-    kind: Literal["arena", "input", "output", "constant", "weight"]
+    kind: Literal["arena", "input", "output", "constant"]
     nbytes: int
     index: int = -1
-    array: Array | None = None
-    weight: Weight | None = None
-    parameter: Parameter | None = None
+    content: Array | Weight | Parameter | None = None
     workers: int = 1
     worker_stride: int = 0
     parent: Storage | None = None

@@ -168,7 +168,7 @@ class Planner:
     def _weight(self, name: str, parameter: Parameter) -> Operand:
         operand = Operand.of(name, parameter.type)
         operand.parameter = parameter
-        operand.storage = Storage("weight", operand.nbytes, parameter=parameter)
+        operand.storage = Storage("constant", operand.nbytes, content=parameter)
         if is_shape_like(parameter):
             operand.known = parameter.array
             # The content may decide shapes or kernels, so a new version of the parameter needs a

@@ -170,7 +170,7 @@ def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
     """
     array = np.ascontiguousarray(array).reshape(array.shape)
     operand = Operand(name, dtype or array.dtype.name, array.shape, known=array)
-    operand.storage = Storage("constant", operand.nbytes, array=array)
+    operand.storage = Storage("constant", operand.nbytes, content=array)
     return operand
 
 
