@@ -159,7 +159,7 @@ def _contract(
 
 def _owned(low: Lowering, x: Operand) -> Operand:
     """Return an operand that has memory of its own: a copy of a parameter or a derived weight."""
-    if x.storage is not None and x.parameter is None and x.derived is None:
+    if x.storage is not None and x.source is None:
         return x
     copy = temporary(low, x.dtype, x.shape)
     steps = contiguous(x.shape)

@@ -60,11 +60,8 @@ def as_unsigned(memory: Place, item: int) -> Place:
         return memory
     offset = memory.offset if isinstance(memory, Operand) else 0
     name = memory.name if isinstance(memory, Operand) else "scratch"
-    parameter = memory.parameter if isinstance(memory, Operand) else None
     shape = (memory.nbytes // item,)
-    return Operand(
-        name, UNSIGNED[item], shape, storage=memory.storage, offset=offset, parameter=parameter
-    )
+    return Operand(name, UNSIGNED[item], shape, storage=memory.storage, offset=offset)
 
 
 def _program(item: int, levels: int = 2, **flags: int) -> ClSource:

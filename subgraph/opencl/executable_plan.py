@@ -503,8 +503,8 @@ class ClExecutablePlan:
     def _download(self, operand: Operand, target: Array | None = None) -> Array:
         if operand.known is not None:
             return np.array(operand.known)
-        if operand.parameter is not None:
-            return np.array(operand.parameter.array)
+        if isinstance(operand.source, Parameter):
+            return np.array(operand.source.array)
         dtype = numpy_dtype(operand.dtype)
         array = usable_output(target, dtype, operand.shape)
         if array is None:

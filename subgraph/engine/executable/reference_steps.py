@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from subgraph.engine.executable.bound_port import BoundPort
-from subgraph.engine.planner.constants import evaluate_weight
-from subgraph.engine.planner.operands import Operand, Weight, location_of
+from subgraph.engine.planner.constants import content_of
+from subgraph.engine.planner.operands import Operand, location_of
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, numpy_dtype
@@ -35,17 +35,13 @@ def run_reference_step(
         """Return an array over the memory of an operand, which is in plain layout."""
         if operand.known is not None:
             return operand.known
-        if operand.parameter is not None:
-            return operand.parameter.array
+        if isinstance(operand.source, Parameter):
+            return operand.source.array
         root, offset = location_of(operand)
         if root.kind == "arena":
             memory = arena[plan.offsets[root] :]
-        elif isinstance(root.content, Weight):
-            memory = _bytes(np.ascontiguousarray(evaluate_weight(root.content)))
-        elif isinstance(root.content, Parameter):
-            memory = _bytes(np.ascontiguousarray(root.content.array))
         elif root.content is not None:
-            memory = _bytes(root.content)
+            memory = _bytes(np.ascontiguousarray(content_of(root.content)))
         else:
             ports = inputs if root.kind == "input" else outputs
             memory = _bytes(next(p.current for p in ports if p.position == root.index))

@@ -212,22 +212,32 @@ def _digest(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}{content}"
 
 
-def parameters_of(weight: Weight) -> tuple[Parameter, ...]:
+def parameters_of(source: Parameter | Weight) -> tuple[Parameter, ...]:
     """Return all parameters that a weight is computed from, each once, in order of first use."""
+    if isinstance(source, Parameter):
+        return (source,)
     found = dict.fromkeys(
         source
-        for inner in _sources_first(weight)
+        for inner in _sources_first(source)
         for source in inner.sources
         if isinstance(source, Parameter)
     )
     return tuple(found)
 
 
-def evaluate_weight(weight: Weight) -> Array:
-    """Return the array of a weight, computed for the snapshot that this thread sees, not cached."""
-    parameters = parameters_of(weight)
+def content_of(source: Array | Parameter | Weight) -> Array:
+    """Return the array of a constant, computed for the snapshot that this thread sees, not cached.
+
+    Args:
+        source: The content; a parameter stands for its own array.
+    """
+    if isinstance(source, Parameter):
+        return source.array
+    if not isinstance(source, Weight):
+        return source
+    parameters = parameters_of(source)
     positions = {parameter: k for k, parameter in enumerate(parameters)}
-    return np.asarray(_Composition(weight, positions)(*(p.array for p in parameters)))
+    return np.asarray(_Composition(source, positions)(*(p.array for p in parameters)))
 
 
 def _recipe(weight: Weight, positions: dict[Parameter, int]) -> str:
@@ -269,7 +279,7 @@ def cached(content: Array | Weight | Parameter, cache: WeightCache) -> WeightEnt
         return content
     parameters = parameters_of(content)
     if not parameters:
-        return np.ascontiguousarray(evaluate_weight(content))
+        return np.ascontiguousarray(content_of(content))
     # A weight of distinct parameters needs no composition, and has the recipe's own name as key,
     # which other plans and sessions share.
     plain = all(isinstance(source, Parameter) for source in content.sources)
@@ -294,7 +304,7 @@ def derived_operand(name: str, dtype: str, shape: Sequence[int], weight: Weight)
         shape: Its shape.
         weight: Computes an array of that dtype and shape.
     """
-    made = Operand(name, dtype, tuple(shape), derived=weight)
+    made = Operand(name, dtype, tuple(shape), source=weight)
     # The kernels read the storage in C order, but the node may return a view with other strides.
     plain = Weight("plain", contiguous_array, (weight,))
     made.storage = Storage("constant", made.nbytes, content=plain)

@@ -342,8 +342,6 @@ class Lowering:
         """
         output.storage = source.storage
         output.offset = source.offset + offset_bytes
-        output.known = None
-        output.parameter = None
 
     def place(self, source: Operand, output: Operand, offset_bytes: int) -> bool:
         """Let the producer of an input write it directly into the memory of an output.

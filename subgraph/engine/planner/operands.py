@@ -76,12 +76,12 @@ class Operand:
             "registers" are those of the left operand of a product over matrix tiles: for each 16
             rows, all steps of 32 columns.
         known: Its content, if the plan depends on it (shape arithmetic, small integer weights).
-        parameter: The parameter whose value it is, or None.
+        source: How its content follows from parameters alone, or None: the parameter whose value it
+            is, or the recipe of a transposed weight, a folded BatchNormalization. `Lowering.weight`
+            accepts each of them.
         storage: Its memory; an alias shares that of its source. None until it is assigned.
         offset: Where in ``storage`` it begins, in bytes.
         lanes: Channels of a block, in layouts with blocks.
-        derived: How it is computed from weights only, or None: a transposed weight, a folded
-            BatchNormalization. `Lowering.weight` accepts it like a parameter.
         form: The algorithm for which an earlier node of the plan packs this weight, and the
             estimated cycles of that node; None if no earlier node packs it.
     """
@@ -91,11 +91,10 @@ class Operand:
     shape: tuple[int, ...]
     layout: Layout = "plain"
     known: Array | None = None
-    parameter: Parameter | None = None
+    source: Parameter | Weight | None = None
     storage: Storage | None = None
     offset: int = 0
     lanes: int = 1
-    derived: Weight | None = None
     form: tuple[Any, float] | None = None
     _type: TensorType | None = attrs.field(default=None, init=False, repr=False)
 
@@ -122,17 +121,15 @@ class Operand:
     @property
     def constant(self) -> bool:
         """Whether its content is the same in every run until a parameter changes."""
-        return self.parameter is not None or self.derived is not None or self.known is not None
+        return self.source is not None or self.known is not None
 
     @property
     def origin(self) -> Parameter | Weight | Array | None:
-        """The source from which `Lowering.weight` computes: parameter, derived weight or content.
+        """The source from which `Lowering.weight` computes, or the content.
 
         None if it is computed at run time.
         """
-        if self.parameter is not None:
-            return self.parameter
-        return self.known if self.derived is None else self.derived
+        return self.known if self.source is None else self.source
 
     @property
     def itemsize(self) -> int:

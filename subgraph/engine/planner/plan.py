@@ -26,9 +26,9 @@ from subgraph.engine.planner.concrete_types import (
     propagate_concrete,
 )
 from subgraph.engine.planner.constants import (
+    content_of,
     derive,
     derived_operand,
-    evaluate_weight,
     parameters_of,
 )
 from subgraph.engine.planner.graph_outputs import place_outputs
@@ -167,7 +167,7 @@ class Planner:
 
     def _weight(self, name: str, parameter: Parameter) -> Operand:
         operand = Operand.of(name, parameter.type)
-        operand.parameter = parameter
+        operand.source = parameter
         operand.storage = Storage("constant", operand.nbytes, content=parameter)
         if is_shape_like(parameter):
             operand.known = parameter.array
@@ -180,14 +180,10 @@ class Planner:
         """Make the plan depend on the content of an operand; False if it is not a small weight."""
         if operand is None or operand.known is not None or operand.size > MAX_SHAPE_ELEMENTS:
             return False
-        if operand.parameter is not None:
-            operand.known = operand.parameter.array
-            read: tuple[Parameter, ...] = (operand.parameter,)
-        elif operand.derived is not None:
-            operand.known = evaluate_weight(operand.derived).reshape(operand.shape)
-            read = parameters_of(operand.derived)
-        else:
+        if operand.source is None:
             return False
+        operand.known = content_of(operand.source).reshape(operand.shape)
+        read = parameters_of(operand.source)
         self.read_versions.update((parameter, parameter.version) for parameter in read)
         return True
 
