@@ -63,7 +63,7 @@ def reorder_output(call: Call) -> Results:
 def convolution_operands(
     node: Node, x: Tensor, w: Tensor, b: Tensor | None = None, total: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless the filters are in blocks of this machine.
+    """Raise ShapeError unless the filters fit the images and are in blocks of this machine.
 
     Args:
         node: The Conv.
@@ -76,11 +76,14 @@ def convolution_operands(
     require_rank("W", w, 4)
     block = block_channels()
     filters, channels = w.shape[:2]
+    in_blocks = filters % block == 0 and (channels < block or channels % block == 0)
+    # Inputs are padded to this machine's blocks, filters to those of the machine that saved them.
     require(
-        filters % block == 0 and (channels < block or channels % block == 0),
-        "filters of shape {} are not in blocks of {} channels, as ONNX Runtime has on this "
-        "machine; save the model on this machine again, or with ORT_ENABLE_EXTENDED",
+        in_blocks and x.shape[1] == channels * node.attrs.get("group", 1),
+        "filters of shape {} for {} channels are not in blocks of {} channels, as ONNX Runtime has "
+        "on this machine; save the model on this machine again, or with ORT_ENABLE_EXTENDED",
         list(w.shape),
+        x.shape[1],
         block,
     )
 
