@@ -11,7 +11,7 @@ from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.movement.packed_conv import PackedConv
-from subgraph.ops.shared.tile_planning import Tiles, grain
+from subgraph.ops.shared.tile_planning import Tiles, grain, shared, units_wanted
 from subgraph.system.host import caches
 
 from .arguments import DepthwiseArguments, RepeatArguments, WindowRowsArguments
@@ -76,7 +76,13 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
     blocks = -(-g.groups * g.inputs // of.lanes)
     pixel = of.lanes * of.item
     outer = g.images * blocks * g.target[0]
-    rows = _window_rows(g, outer, low.threads) if windows else _strip_rows(g, pixel)
+    high, plane = g.target[1], g.reach(0, 1) * g.reach(2, g.target[2]) * pixel
+    if windows:
+        rows = shared(high, high, outer, units_wanted(low.threads), 1, 1)
+    else:
+        # The input of a unit fills a quarter of the L2 cache. The rest of the cache is for outputs,
+        # residual and what the next unit reads (estimate).
+        rows = g.outputs_within(1, caches().l2 // 4, plane)
     image_in = blocks * math.prod(g.source) * pixel
     rounded = isinstance(out.y, Operand) and out.y.layout == "bfloat16"
     # Two blocks of float32 are one of bfloat16, whose pixels have as many bytes.
@@ -107,11 +113,11 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
         arguments = DepthwiseArguments(
             tile=of.depthwise(),
             # Only padding needs a copy: the image is in the layout that the tiles read.
-            **low.worker_scratch(_strip_bytes(g, rows, pixel) if g.padded else None),
+            **low.worker_scratch(plane * g.reach(1, rows) if g.padded else None),
             **out.strides(g.target, pixel),
             **common,
         )
-    units = outer * -(-g.target[1] // rows)
+    units = outer * -(-high // rows)
     low.emit(
         Kernel("subgraph.ops.conv.depthwise_kernels", name, dtype=of.dtype, lanes=of.lanes, mr=mr),
         arguments,
@@ -122,25 +128,3 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
         flops=g.flops,
         bytes=g.images * (image_in + image_out),
     )
-
-
-def _window_rows(g: Geometry, outer: int, threads: int) -> int:
-    """Return the rows of a unit of `windows`, few enough for four units of each thread."""
-    rows = g.target[1]
-    while threads > 1 < rows and outer * -(-g.target[1] // rows) < 4 * threads:
-        rows = -(-rows // 2)
-    return rows
-
-
-def _strip_bytes(g: Geometry, rows: int, pixel: int) -> int:
-    """Return the bytes of the input that ``rows`` output rows read, with pixels of ``pixel``."""
-    return g.reach(0, 1) * g.reach(1, rows) * g.reach(2, g.target[2]) * pixel
-
-
-def _strip_rows(g: Geometry, pixel: int) -> int:
-    """Return the rows of a unit of `depthwise`, whose input fills a quarter of the L2 cache."""
-    # The rest of the L2 cache is for outputs, residual and what the next unit reads (estimate).
-    rows = g.target[1]
-    while rows > 1 and _strip_bytes(g, rows, pixel) > caches().l2 // 4:
-        rows = -(-rows // 2)
-    return rows

@@ -19,6 +19,7 @@ from subgraph.ops.shared.tile_planning import (
     halved,
     round_up,
     shared,
+    units_wanted,
 )
 from subgraph.system.host import caches
 
@@ -161,8 +162,7 @@ def summed_channels(of: Tiles, g: Geometry) -> int:
 
 def _divide_for_threads(tiling: DirectTiling, threads: int) -> None:
     """Divide the work further, so that threads of unequal speed finish at the same time."""
-    # Four units per thread: the last unit then delays the end by at most a quarter (estimate).
-    of, enough = tiling.of, 4 * threads
+    of, enough = tiling.of, units_wanted(threads)
     if of.few_rows and tiling.columns < tiling.g.target[2]:
         others = tiling.boxes() // -(-tiling.g.target[2] // tiling.columns)
         tiling.columns = even_part(tiling.g.target[2], tiling.columns, others, threads)

@@ -38,6 +38,7 @@ from subgraph.ops.shared.tile_planning import (
     round_up,
     shared,
     tiles,
+    units_wanted,
     weight_tiles,
 )
 from subgraph.system.host import caches
@@ -68,7 +69,6 @@ _MAX_SINGLE_BLOCK_TILES, _BLOCK_TILES = 16, 8
 _INDICES = ("int32", "int64")
 _LAYOUTS: tuple[Layout, ...] = ("plain", "registers")
 _GROUP_ROWS = 64  # rows that a grouped product computes together (estimate)
-_UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
 
 
 @lowering("MatMul", "Gemm", dtypes=(*FLOATS, *INTEGERS), layouts=_LAYOUTS)
@@ -132,7 +132,7 @@ def grouped(node: Node, low: Lowering) -> None:
     of = weight_tiles(direct_tiles(out.dtype), low, weights)
     right, _, steps = _right_side(low, product, of, rows, [0, 0, n * depth])
     panels, item = -(-n // of.width), of.item
-    wanted = _UNITS_PER_THREAD * low.threads if low.threads > 1 else 1
+    wanted = units_wanted(low.threads)
     block_panels = shared(smaller(panels, _MAX_UNIT_PANELS), panels, weights.shape[0], wanted, 1, 1)
     group = smaller(rows, _GROUP_ROWS)
     scratch = low.scratch(group * (8 + (depth + n) * item), per_worker=True)
@@ -366,7 +366,7 @@ def _blocks(
     """Return the rows and panels of a unit: large blocks, but enough units for all threads."""
     # B is streamed once for each block of rows, so few rows form a single block.
     mb = _rows_of_registers(m, depth, of) if of.operands else _rows_of_block(m, of.mr)
-    wanted = _UNITS_PER_THREAD * threads if threads > 1 else 1
+    wanted = units_wanted(threads)
     pb = smaller(panels, _MAX_UNIT_PANELS)
     pb = shared(pb, panels, batch * -(-m // mb), wanted, 1, 1)
     mb = shared(mb, m, batch * -(-panels // pb), wanted, of.mr, of.mr)

@@ -14,7 +14,7 @@ from subgraph.engine.planner.operands import Operand
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.requirements import decoded
-from subgraph.ops.shared.tile_planning import Tiles, round_up
+from subgraph.ops.shared.tile_planning import Tiles, halved, round_up
 
 from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_winograd_strided
 from .window_arguments import WindowArguments
@@ -92,6 +92,19 @@ class Geometry:
         """Return the input pixels along ``axis`` that the windows of ``outputs`` outputs span."""
         windows = (outputs - 1) * self.strides[axis]
         return windows + (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+    def outputs_within(self, axis: int, most: int, each: int, multiple: int = 1) -> int:
+        """Return the outputs along an axis, halved until they read at most ``most`` bytes.
+
+        Args:
+            axis: The axis.
+            most: Bytes that may be read.
+            each: Bytes of the input for each of its pixels along the axis.
+            multiple: Halves are rounded up to multiples of it, which is also the least result.
+        """
+        step = self.strides[axis]
+        rest = self.reach(axis, 1) - step
+        return halved(self.target[axis], multiple, multiple, each, step, rest, most)
 
     def flat(self) -> Geometry:
         """Merge the pixels of a 1x1 convolution that reads each input pixel once, in order."""

@@ -22,7 +22,15 @@ from subgraph.ops.movement.geometry import (
     triple,
 )
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
-from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
+from subgraph.ops.shared.tile_planning import (
+    FLOATS,
+    Tiles,
+    grain,
+    round_up,
+    shared,
+    tiles,
+    units_wanted,
+)
 
 from .arguments import (
     GlobalPoolArguments,
@@ -66,10 +74,9 @@ def window(node: Node, low: Lowering) -> None:
     blocks = -(-x.shape[1] // lanes)
     source, target = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
     pixel = lanes * item
-    rows = g.target[1]
+    outer, high = images * blocks * g.target[0], g.target[1]
+    rows = shared(high, high, outer, units_wanted(low.threads), 1, 1)
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
-    while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
-        rows = -(-rows // 2)
     common: dict[str, Any] = {
         **pool_arguments(node, x, g),
         "x": source,
@@ -87,7 +94,7 @@ def window(node: Node, low: Lowering) -> None:
             "subgraph.ops.pool.kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind, **form
         )
         arguments = PoolWindowArguments(**common)
-    units = images * blocks * g.target[0] * -(-g.target[1] // rows)
+    units = outer * -(-high // rows)
     work = images * blocks * lanes * g.pixels * g.taps
     low.emit(
         kernel,

@@ -15,7 +15,7 @@ from subgraph.ops.elementwise.expressions import Expression, Term
 from subgraph.ops.reduce.arguments import MinMaxArguments
 from subgraph.ops.reduce.cpu import emit_reduction
 from subgraph.ops.shared.strides import normal_axis
-from subgraph.ops.shared.tile_planning import round_up
+from subgraph.ops.shared.tile_planning import round_up, units_wanted
 
 _QUANTIZED = ("uint8", "int8", "uint16", "int16")
 _REAL = ("float32", *HALF_FLOATS)
@@ -128,7 +128,7 @@ def dynamic(node: Node, low: Lowering) -> None:
 
 def _emit_minmax(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
     """Emit the largest and the smallest element of ``x``, which is not empty."""
-    parts = min(4 * low.threads, -(-x.size // _MIN_ELEMENTS_PER_THREAD)) if low.threads > 1 else 1
+    parts = min(units_wanted(low.threads), -(-x.size // _MIN_ELEMENTS_PER_THREAD))
     size = round_up(-(-x.size // parts), low.lanes("float32"))
     parts = -(-x.size // size)
     found = [temporary(low, "float32", (parts,)) for _ in range(2)]

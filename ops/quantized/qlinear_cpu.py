@@ -316,11 +316,8 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
     # bytes.
     tile = integer_tile("pairs", "int16")
     sums = requantization_of(q, tile, 1, g.groups, flat_array)
-    rows = g.target[1]
     wide = g.reach(2, g.target[2]) * BLOCK * 2
-    # The patch of a unit fits into the L1 cache.
-    while rows > 1 and g.reach(1, rows) * wide > host.caches().l1:
-        rows = -(-rows // 2)
+    rows = g.outputs_within(1, host.caches().l1, wide)  # whose patch fits into the L1 cache
     scratch_bytes = round_up(16 * pairs, 64) + g.reach(1, rows) * wide + 64
     least, most, zero = q.bounds
     arguments = QuantizedDepthwiseArguments(

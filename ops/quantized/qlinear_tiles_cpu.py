@@ -9,7 +9,7 @@ import attrs
 from subgraph.engine.planner.lowering import Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.movement.geometry import Geometry
-from subgraph.ops.shared.tile_planning import grain, halved, round_up, shared
+from subgraph.ops.shared.tile_planning import grain, round_up, shared, units_wanted
 from subgraph.system.host import caches
 
 from .arguments import QuantizedProductArguments
@@ -65,26 +65,22 @@ class Shape:
 def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[int, int, int, int]:
     """Return the rows, columns and panels of a unit, and all panels.
 
-    The input of a unit fills at most half of the L2 cache. With several threads there are four
-    units for each, if they can be as small (estimate).
+    The input of a unit fills at most half of the L2 cache (estimate).
     """
     deep, high, wide = g.target
     most, each = caches().l2 // 2, shape.blocks * g.kernel[0] * shape.pixel
-    steps, reach = g.strides, (g.reach(1, 1), g.reach(2, 1))
-    rest = reach[0] - steps[1], reach[1] - steps[2]
     # Rows are halved first, as long rows keep the tiles full; planes of the result are units
     # anyway.
-    rows = halved(high, 1, 1, each * g.reach(2, wide), steps[1], rest[0], most)
-    columns = halved(wide, tile.mr, tile.mr, each * g.reach(1, rows), steps[2], rest[1], most)
-    part = panels = -(-shape.columns // (tile.lanes * tile.nv))
+    rows = g.outputs_within(1, most, each * g.reach(2, wide))
+    columns = g.outputs_within(2, most, each * g.reach(1, rows), tile.mr)
+    panels = -(-shape.columns // (tile.lanes * tile.nv))
     # Rows, then columns, then panels: units of the same pixels on several threads would copy and
     # check the same patch, each for itself.
-    if low.threads > 1:
-        wanted, outer = 4 * low.threads, g.images * g.groups * deep
-        rows = shared(rows, high, outer * -(-wide // columns), wanted, 1, 1)
-        down = outer * -(-high // rows)
-        columns = shared(columns, wide, down, wanted, 2 * tile.mr, tile.mr)
-        part = shared(part, panels, down * -(-wide // columns), wanted, 1, 1)
+    wanted, outer = units_wanted(low.threads), g.images * g.groups * deep
+    rows = shared(rows, high, outer * -(-wide // columns), wanted, 1, 1)
+    down = outer * -(-high // rows)
+    columns = shared(columns, wide, down, wanted, 2 * tile.mr, tile.mr)
+    part = shared(panels, panels, down * -(-wide // columns), wanted, 1, 1)
     return rows, columns, part, panels
 
 

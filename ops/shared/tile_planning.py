@@ -32,6 +32,7 @@ _REGISTERS_OF_HALF_VECTORS = 16
 # (measured with AVX-512: 0.2 to 0.9 of the time for a row, 1.0 to 1.2 from 8 rows on).
 _FEW_ROWS_OF_WEIGHTS = 4
 _MIN_PRODUCTS_PER_THREAD = 200_000  # multiplications; starting a thread takes as long (estimate)
+_UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
 
 
 @attrs.frozen
@@ -357,6 +358,11 @@ def grain(units: int, flops: int) -> int:
     if flops < 2 * _MIN_PRODUCTS_PER_THREAD or units < 2:
         return 0
     return max(1, math.ceil(units * _MIN_PRODUCTS_PER_THREAD / flops))
+
+
+def units_wanted(threads: int) -> int:
+    """Return into how many work units a step is divided, if it has enough work; see `shared`."""
+    return _UNITS_PER_THREAD * threads if threads > 1 else 1
 
 
 @recorded

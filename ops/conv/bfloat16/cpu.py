@@ -23,7 +23,7 @@ from subgraph.graph.symbolic import larger, smaller
 from subgraph.graph.types import Array
 from subgraph.ops.movement.geometry import Geometry, direct_weights
 from subgraph.ops.movement.packed_conv import PackedConv
-from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, shared
+from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, shared, units_wanted
 from subgraph.system.host import caches
 
 from .arguments import LineArguments, MatrixConvArguments
@@ -38,7 +38,6 @@ _PRODUCT_CYCLES = 2 * MATRIX_ROWS
 # Tiles of a panel up to which they prefetch the weights of the next one; more of them hide the time
 # in which weights arrive from memory (measured: convolutions of 7 x 7 and 14 x 14 pixels).
 _MAX_PREFETCHING_TILES = 16
-_UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
 
 
 def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flops: int) -> None:
@@ -376,9 +375,7 @@ def _units(
     # these are few, those of the next unit arrive meanwhile.
     unit_panels = smaller(panels, larger(1, caches().l2 // (8 if is_few else 2) // panel))
     ahead = -(-of.nv * MATRIX_ROWS // tiles) if is_few else 0
-    if threads == 1:
-        return rows, unit_panels, ahead
-    wanted = _UNITS_PER_THREAD * threads
+    wanted = units_wanted(threads)
     unit_rows = shared(rows, rows, images * -(-panels // unit_panels), wanted, 1, 1)
     others = images * -(-rows // unit_rows)
     return unit_rows, shared(unit_panels, panels, others, wanted, 1, 1), ahead
