@@ -166,10 +166,10 @@ def _packed_conv(
 ) -> Generator[PackedConv]:
     """Yield the operands of a step with a blocked output; then convert the output."""
     low = job.low
-    residual = 0 if job.residual is None else blocked(low, of, job.residual)
-    y = blocked_target(low, of, job.y)
+    residual = 0 if job.residual is None else blocked(low, of.lanes, job.residual)
+    y = blocked_target(low, of.lanes, job.y)
     yield PackedConv(of, g, x, weight, _bias(job), ConvOutput(y, residual), job.act)
-    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    convert_output(low, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def _direct(job: Job, *, plain: bool) -> None:
@@ -178,7 +178,7 @@ def _direct(job: Job, *, plain: bool) -> None:
     constant = job.w.constant
     weight = _direct_weight(job, of, together, plain=plain) if constant else _packed(job)
     g = merge(job.g, together).folded()
-    x = job.x if plain else blocked(low, of, job.x)
+    x = job.x if plain else blocked(low, of.lanes, job.x)
     with _packed_conv(job, of, g, x, weight) as packed:
         # The operations that are reported are those of the convolution, without the zeros between
         # merged groups.
@@ -189,7 +189,7 @@ def _matrix(job: Job, *, plain: bool) -> None:
     low, of = job.low, product_tiles(job.of, job.low, job.w)
     together = merged(job.g, of.lanes)
     g = job.g if plain else merge(job.g, together).folded()
-    x = job.x if plain else blocked(low, of, job.x)
+    x = job.x if plain else blocked(low, of.lanes, job.x)
     if plain:
         weight = job.weight(f"conv image {of.nv}x{of.lanes}", image_weights(g, of))
     elif g.kernel[0] == 1 or gathers(of, g):
@@ -210,14 +210,14 @@ def _banded(job: Job) -> None:
     recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
     weight = job.weight(recipe, band_weights(job.g, of))
     g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
-    with _packed_conv(job, of, g.folded(), blocked(low, of, job.x), weight) as packed:
+    with _packed_conv(job, of, g.folded(), blocked(low, of.lanes, job.x), weight) as packed:
         emit_direct(low, packed, plain=False, table=table, flops=job.g.flops)
 
 
 def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
     weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
-    x: Argument = blocked(low, of, job.x)
+    x: Argument = blocked(low, of.lanes, job.x)
     if g.inputs == 1 < g.outputs:
         x = repeat_channels(low, of, g, x)
         g = attrs.evolve(g, groups=job.channels_out, outputs=1)
@@ -237,7 +237,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     else:
         recipe = f"conv strided winograd{m} {of.nv}x{of.lanes}"
         weight = job.weight(recipe, strided_winograd_weights(of))
-    with _packed_conv(job, of, g, blocked(low, of, job.x), weight) as packed:
+    with _packed_conv(job, of, g, blocked(low, of.lanes, job.x), weight) as packed:
         emit_winograd(low, packed, m)
 
 
@@ -248,16 +248,16 @@ def _polyphase(job: Job) -> None:
     m = OUTPUTS[phases.g.kernel[1]]
     recipe = f"conv phases {phases.step} {phases.shift} {of.nv}x{of.lanes}"
     weight = job.weight(recipe, phase_weights(of, phases))
-    x = emit_phases(low, of, job.g, phases, plain(low, of, job.x))
+    x = emit_phases(low, of, job.g, phases, plain(low, job.x))
     with _packed_conv(job, of, phases.g, x, weight) as packed:
         emit_winograd(low, packed, m)
 
 
 def _generic(job: Job) -> None:
     low, of, g = job.low, job.high, job.whole
-    x = plain(low, of, job.x)
-    residual = 0 if job.residual is None else plain(low, of, job.residual)
-    y = plain_target(low, of, job.y)
+    x = plain(low, job.x)
+    residual = 0 if job.residual is None else plain(low, job.residual)
+    y = plain_target(low, job.y)
     depth = g.inputs * g.taps
     # A 1x1 convolution of whole images reads the input as the matrix [channel][pixel] in place.
     line = g.flat()
@@ -297,4 +297,4 @@ def _generic(job: Job) -> None:
         flops=g.flops,
         bytes=g.images * (image_in + image_out),
     )
-    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    convert_output(low, job.y, y, keeps_zero=job.act.keeps_zero)

@@ -256,13 +256,13 @@ def _emit_phases(
     packed_bias: Argument = 0
     if bias is not None:
         packed_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
-    source = blocked(low, of, x)
+    source: Argument = blocked(low, of.lanes, x)
     emit: Callable[..., None] = emit_direct
     if of.operands:
         source, emit = round_image(low, of, sizes, source), emit_matrix_convolution
         if stores_bfloat16(low, low.output(), sizes.outputs, act):
             low.output().store_as("bfloat16")
-    y = blocked_target(low, of, low.output())
+    y = blocked_target(low, of.lanes, low.output())
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
     pack, packed_as = depthwise_weights(of), f"depthwise {of.lanes} groups {groups}"
     if not depthwise:
@@ -288,7 +288,7 @@ def _emit_phases(
             emit_depthwise(low, conv)
         else:
             emit(low, conv, plain=False, flops=g.flops)
-    convert_output(low, of, low.output(), y, keeps_zero=act.keeps_zero)
+    convert_output(low, low.output(), y, keeps_zero=act.keeps_zero)
 
 
 def _emit_columns(
@@ -297,14 +297,13 @@ def _emit_columns(
     """Emit a matrix product in the plain layout and the sum of its columns (Col2Im)."""
     if not x.size or node.attrs.get("activation"):
         raise Unsupported("weights of a transposed convolution that are computed at run time")
-    of = tiles(x.dtype, low.block_lanes(x.dtype))
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     inputs, each = x.shape[1] // groups, w.shape[1]
     taps, pixels = math.prod(w.shape[2:]), math.prod(x.shape[2:])
     # Col2Im sums the rows [output channel][tap] of the product of each image.
     transposed = _transposed_weights(low, w, groups)
     columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, pixels))
-    image = viewed(low, plain(low, of, x), (x.shape[0], groups, inputs, pixels))
+    image = viewed(low, plain(low, x), (x.shape[0], groups, inputs, pixels))
     delegate(low, "MatMul", [transposed, image], columns)
     target = y if y.layout == "plain" else temporary(low, y.dtype, y.shape)
     emit_column_sums(
@@ -319,7 +318,7 @@ def _emit_columns(
         ints(node, "dilations", rank, 1),
         bias,
     )
-    convert_output(low, of, y, target)
+    convert_output(low, y, target)
 
 
 def _transposed_weights(low: Lowering, w: Operand, groups: int) -> Operand:

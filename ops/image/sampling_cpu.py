@@ -181,8 +181,8 @@ def grid_sample(node: Node, low: Lowering) -> None:
     # less than that saves if enough pixels are read.
     blocks = low.kernels == "CPU" and x.shape[1] >= of.lanes > 1
     blocks = blocks and 2 * points * around >= math.prod(x.shape[2:])
-    source = blocked(low, of, converted) if blocks else converted
-    target = blocked_target(low, of, result) if blocks else result
+    source = blocked(low, of.lanes, converted) if blocks else converted
+    target = blocked_target(low, of.lanes, result) if blocks else result
     kernel = Kernel(
         "subgraph.ops.image.sampling_kernels",
         "grid_sample",
@@ -214,8 +214,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
     grain = max(1, _MIN_PIXELS_PER_THREAD // (x.shape[1] * block))
     units = x.shape[0] * -(-points // block)
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * y.nbytes)
-    if blocks:
-        convert_output(low, of, result, target)
+    convert_output(low, result, target)
     emit_cast(low, result, y)
 
 

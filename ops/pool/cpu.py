@@ -72,7 +72,9 @@ def window(node: Node, low: Lowering) -> None:
     block, item = (x.lanes, x.itemsize) if stored else (of.lanes, of.item)
     lanes, images = 1 if plain else block, x.shape[0]
     blocks = -(-x.shape[1] // lanes)
-    source, target = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
+    source, target = x, y
+    if not plain:
+        source, target = blocked(low, of.lanes, x), blocked_target(low, of.lanes, y)
     pixel = lanes * item
     outer, high = images * blocks * g.target[0], g.target[1]
     rows = shared(high, high, outer, units_wanted(low.threads), 1, 1)
@@ -104,8 +106,7 @@ def window(node: Node, low: Lowering) -> None:
         flops=work,
         bytes=images * (image_in + image_out),
     )
-    if target is not y:
-        convert_output(low, of, y, target)
+    convert_output(low, y, target)
 
 
 def _rows_of_images(

@@ -12,9 +12,8 @@ import attrs
 import numpy as np
 
 from subgraph.engine.codegen.tiling import MATRIX_ROW_BYTES
-from subgraph.engine.planner.layouts import conversion_step
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
-from subgraph.engine.planner.operands import Layout, Operand
+from subgraph.engine.planner.operands import Layout
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -23,6 +22,7 @@ from subgraph.ops.conv.choice import DIRECT, winograd_costs
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.geometry import Geometry, conv_geometry, dense_groups, merge, merged
+from subgraph.ops.movement.layout_conversion import blocked
 from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import direct_tiles, grain, round_up
@@ -216,7 +216,10 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
     # Tiles store the channels of a pixel side by side. The transposition to the plain layout is a
     # step of its own.
     sums = temporary(low, q.output, (g.images, g.pixels, channels))
-    x = q.x if image else _emit_blocks(q, g)
+    x = q.x
+    if not image:  # each group of channels has blocks of its own
+        by_group = (g.images * g.groups, g.inputs, *g.source)
+        x = blocked(low, BLOCK, viewed(low, x, by_group))
     emit_tiles(attrs.evolve(q, x=x, y=sums), tile, read, shape, weights, requantization)
     dims = (g.images, channels, g.pixels)
     strides = (channels * g.pixels, 1, channels)
@@ -228,16 +231,6 @@ def _groups_of_a_block(g: Geometry) -> int:
     # A merged group costs as much as a single one while its channels fit into one block.
     most = BLOCK // max(g.inputs, g.outputs)
     return max((n for n in range(1, most + 1) if g.groups % n == 0), default=1)
-
-
-def _emit_blocks(q: QuantizedOperands, g: Geometry) -> Operand:
-    """Emit the conversion of a plain input, each group of channels in blocks of its own."""
-    shape = (g.images * g.groups, g.inputs, *g.source)
-    blocks = Operand(q.x.name, q.x.dtype, shape, "blocked")
-    blocks.lanes = BLOCK
-    blocks.storage = q.low.scratch(blocks.nbytes).storage
-    q.low.steps.append(conversion_step(viewed(q.low, q.x, shape), blocks))
-    return blocks
 
 
 def _shape(q: QuantizedOperands, tile: Tile, runs: _Runs, source: PatchSource) -> Shape:

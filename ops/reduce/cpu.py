@@ -30,7 +30,6 @@ from subgraph.ops.movement.cpu import known, known_ints
 from subgraph.ops.movement.layout_conversion import blocked_target, convert_output
 from subgraph.ops.pool.cpu import emit_global_pool
 from subgraph.ops.shared.strides import Ints, collapse, contiguous, normal_axis
-from subgraph.ops.shared.tile_planning import tiles
 
 from .arguments import ArgMinMaxArguments, CumulativeArguments, ReductionArguments
 from .op import number_range
@@ -189,10 +188,9 @@ def reduce(node: Node, low: Lowering) -> None:
     if x.layout == "blocked":
         if op not in _POOLED or sorted(axes) != list(range(2, x.rank)) or not x.size:
             raise Unsupported(f"{node.op_type} over axes {axes} in blocks of channels")
-        of = tiles(x.dtype, x.lanes)
-        found = blocked_target(low, of, y)
+        found = blocked_target(low, x.lanes, y)
         emit_global_pool(low, x, found, _POOLED[op])
-        convert_output(low, of, y, found)
+        convert_output(low, y, found)
         return
     if x.dtype not in (*FLOATS, *INTEGERS, "bool"):
         raise Unsupported(f"{node.op_type} of {x.dtype}")
