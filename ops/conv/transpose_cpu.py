@@ -171,13 +171,10 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     x, w, y, bias = low.input(0), low.input(1), low.output(), low.optional(2)
     if not y.size:
         return
-    sizes = (
-        transposed_geometry(node, x, w, y)
-        if w.constant and (bias is None or bias.constant)
-        else None
-    )
-    if sizes is None or math.prod(map(min, sizes.strides, sizes.target)) > _MOST_PHASES:
-        _emit_columns(node, low, widened(low, x), w, bias, y)
+    sizes = transposed_geometry(node, x, w, y)
+    constant = w.constant and (bias is None or bias.constant)
+    if not constant or math.prod(map(min, sizes.strides, sizes.target)) > _MOST_PHASES:
+        _emit_columns(low, sizes, widened(low, x), w, bias)
         return
     of = tiles(x.dtype, low.block_lanes(x.dtype))
     per_axis = [
@@ -199,7 +196,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     alone = sizes.groups == 1 and act.kernel == 0 and not act.flags
     plain = x.layout == y.layout == "plain"
     if alone and x.size and _sums_taps(of, sizes, per_axis, plain=plain):
-        _emit_columns(node, low, x, w, bias, y)
+        _emit_columns(low, sizes, x, w, bias)
     else:
         _emit_phases(low, of, sizes, per_axis, x, w, bias, act)
 
@@ -292,32 +289,20 @@ def _emit_phases(
 
 
 def _emit_columns(
-    node: Node, low: Lowering, x: Operand, w: Operand, bias: Operand | None, y: Operand
+    low: Lowering, sizes: Geometry, x: Operand, w: Operand, bias: Operand | None
 ) -> None:
     """Emit a matrix product in the plain layout and the sum of its columns (Col2Im)."""
-    if not x.size or node.attrs.get("activation"):
+    if not x.size or low.node.attrs.get("activation"):
         raise Unsupported("weights of a transposed convolution that are computed at run time")
-    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
-    inputs, each = x.shape[1] // groups, w.shape[1]
-    taps, pixels = math.prod(w.shape[2:]), math.prod(x.shape[2:])
+    groups, pixels, y = sizes.groups, math.prod(sizes.source), low.output()
     # Col2Im sums the rows [output channel][tap] of the product of each image.
     transposed = _transposed_weights(low, w, groups)
-    columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, pixels))
-    image = viewed(low, plain(low, x), (x.shape[0], groups, inputs, pixels))
+    shape = (sizes.images, groups, sizes.outputs * sizes.taps, pixels)
+    columns = temporary(low, x.dtype, shape)
+    image = viewed(low, plain(low, x), (sizes.images, groups, sizes.inputs, pixels))
     delegate(low, "MatMul", [transposed, image], columns)
     target = y if y.layout == "plain" else temporary(low, y.dtype, y.shape)
-    emit_column_sums(
-        low,
-        columns,
-        target,
-        y.shape[2:],
-        w.shape[2:],
-        x.shape[2:],
-        ints(node, "strides", rank, 1),
-        transpose_pads(node, x, w, y),
-        ints(node, "dilations", rank, 1),
-        bias,
-    )
+    emit_column_sums(low, columns, target, sizes, bias)
     convert_output(low, y, target)
 
 

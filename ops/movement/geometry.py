@@ -255,15 +255,30 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
     Raises:
         Unsupported: It has more than three spatial dimensions.
     """
-    rank = x.rank - 2
     groups = int(node.attrs.get("group", 1))
-    kernel = w.shape[2:]
+    return window_geometry(node, x, y, w.shape[2:], (groups, w.shape[1], w.shape[0] // groups))
+
+
+def window_geometry(
+    node: Node, x: Operand, y: Operand, kernel: Sequence[int], channels: Triple
+) -> Geometry:
+    """Return the sizes of a node with windows over images.
+
+    Args:
+        node: A convolution or pooling, with the attributes of windows.
+        x: Input, ``[N, C, *spatial]``.
+        y: Output, ``[N, M, *spatial]``.
+        kernel: Taps along each spatial dimension.
+        channels: Groups, input channels of a group, output channels of a group.
+
+    Raises:
+        Unsupported: It has more than three spatial dimensions.
+    """
+    rank = x.rank - 2
     before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
     return Geometry(
         x.shape[0],
-        groups,
-        w.shape[1],
-        w.shape[0] // groups,
+        *channels,
         triple(x.shape[2:], 1),
         triple(y.shape[2:], 1),
         triple(kernel, 1),

@@ -17,9 +17,8 @@ from subgraph.ops.movement.geometry import (
     Triple,
     auto_pad,
     ints,
-    pads_before,
-    steps,
     triple,
+    window_geometry,
 )
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
 from subgraph.ops.shared.tile_planning import (
@@ -304,21 +303,8 @@ def pool_geometry(node: Node, x: Operand, y: Operand) -> Geometry:
     Raises:
         Unsupported: It has more than three spatial dimensions.
     """
-    rank = x.rank - 2
-    kernel = ints(node, "kernel_shape", rank, 1)
-    before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
-    return Geometry(
-        x.shape[0],
-        1,
-        x.shape[1],
-        x.shape[1],
-        triple(x.shape[2:], 1),
-        triple(y.shape[2:], 1),
-        triple(kernel, 1),
-        triple(steps(ints(node, "strides", rank, 1), y.shape[2:]), 1),
-        triple(steps(ints(node, "dilations", rank, 1), kernel), 1),
-        triple(before, 0),
-    )
+    kernel = ints(node, "kernel_shape", x.rank - 2, 1)
+    return window_geometry(node, x, y, kernel, (1, x.shape[1], x.shape[1]))
 
 
 def pool_arguments(node: Node, x: Operand, g: Geometry) -> dict[str, int]:

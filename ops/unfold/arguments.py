@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from subgraph.engine.codegen.arguments import Address, KernelArguments, Triple
+from subgraph.ops.movement.window_arguments import WindowArguments
 
 
-class DeformColumnsArguments(KernelArguments):
+class DeformColumnsArguments(WindowArguments):
     """Arguments of `deform_columns`; a work unit is a tap of a window, for a group of an image.
+
+    Images have depth 1.
 
     Attributes:
         x: First element of the images, [images, channels, height, width].
@@ -14,19 +17,7 @@ class DeformColumnsArguments(KernelArguments):
         mask: First factor, [images, groups * taps, output height, output width]; 0: factors are 1.
         columns: First sample, [images, channels, taps, output height * output width].
         channels: Channels of an image.
-        height: Pixels of an image along its height.
-        width: Pixels of an image along its width.
         groups: Groups of channels that share offsets.
-        kernel_height: Taps of a window along the height.
-        kernel_width: Taps of a window along the width.
-        output_height: Windows along the height.
-        output_width: Windows along the width.
-        stride_height: Pixels from a window to the next one along the height.
-        stride_width: Along the width.
-        pad_height: Pixels of padding before the image along the height.
-        pad_width: Along the width.
-        dilation_height: Pixels from a tap to the next one along the height.
-        dilation_width: Along the width.
     """
 
     x: Address
@@ -34,19 +25,7 @@ class DeformColumnsArguments(KernelArguments):
     mask: Address
     columns: Address
     channels: int
-    height: int
-    width: int
     groups: int
-    kernel_height: int
-    kernel_width: int
-    output_height: int
-    output_width: int
-    stride_height: int
-    stride_width: int
-    pad_height: int
-    pad_width: int
-    dilation_height: int
-    dilation_width: int
 
 
 class ColumnsToImageArguments(KernelArguments):

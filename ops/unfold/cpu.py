@@ -16,7 +16,7 @@ from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
 from subgraph.ops.movement.cpu import element_bytes, known
-from subgraph.ops.movement.geometry import ints, triple
+from subgraph.ops.movement.geometry import Geometry, conv_geometry, ints, triple
 from subgraph.ops.movement.types import whole_numbers
 from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.strides import contiguous
@@ -38,47 +38,33 @@ def deform_conv(node: Node, low: Lowering) -> None:
         raise Unsupported("DeformConv of an empty image")
     if math.prod(x.shape[2:]) >= 1 << 31:
         raise Unsupported("DeformConv of an image whose pixels 32 bits do not count")
-    images, channels = x.shape[:2]
-    outputs, each, *window = weight.shape
-    groups, offsets = (int(node.attrs.get(name, 1)) for name in ("group", "offset_group"))
-    taps, pixels = math.prod(window), math.prod(y.shape[2:])
+    g, channels = conv_geometry(node, x, weight, y), x.shape[1]
+    offsets = int(node.attrs.get("offset_group", 1))
     # The kernel writes (channel, tap), which is the order of the weights' columns in a group.
-    columns = temporary(low, x.dtype, (images, groups, each * taps, pixels))
-    strides, dilations = (ints(node, name, 2, 1) for name in ("strides", "dilations"))
-    pads = ints(node, "pads", 4, 0)
+    columns = temporary(low, x.dtype, (g.images, g.groups, g.inputs * g.taps, g.pixels))
     arguments = DeformColumnsArguments(
         x=x,
         offsets=offset,
         mask=mask or 0,
         columns=columns,
         channels=channels,
-        height=x.shape[2],
-        width=x.shape[3],
         groups=offsets,
-        kernel_height=window[0],
-        kernel_width=window[1],
-        output_height=y.shape[2],
-        output_width=y.shape[3],
-        stride_height=strides[0],
-        stride_width=strides[1],
-        pad_height=pads[0],
-        pad_width=pads[1],
-        dilation_height=dilations[0],
-        dilation_width=dilations[1],
+        **g.arguments(),
     )
     name, masked = "deform_columns", mask is not None
     lanes = low.lanes(x.dtype)
     kernel = Kernel("subgraph.ops.unfold.kernels", name, dtype=x.dtype, lanes=lanes, masked=masked)
-    grain = max(1, _MIN_PIXELS_PER_THREAD // max(pixels * channels // offsets, 1))
-    low.emit(kernel, arguments, images * offsets * taps, grain=grain, bytes=5 * columns.nbytes)
-    left = viewed(low, weight, (groups, outputs // groups, each * taps))
-    shape = (images, groups, outputs // groups, pixels)
+    grain = max(1, _MIN_PIXELS_PER_THREAD // max(g.pixels * channels // offsets, 1))
+    units = g.images * offsets * g.taps
+    low.emit(kernel, arguments, units, grain=grain, bytes=5 * columns.nbytes)
+    left = viewed(low, weight, (g.groups, g.outputs, g.inputs * g.taps))
+    shape = (g.images, g.groups, g.outputs, g.pixels)
     if bias is None:
         delegate(low, "MatMul", [left, columns], viewed(low, y, shape))
         return
     product = temporary(low, x.dtype, shape)
     delegate(low, "MatMul", [left, columns], product)
-    added = viewed(low, bias, (groups, outputs // groups, 1))
+    added = viewed(low, bias, (g.groups, g.outputs, 1))
     delegate(low, "Add", [product, added], viewed(low, y, shape))
 
 
@@ -88,8 +74,6 @@ def col_to_im(node: Node, low: Lowering) -> None:
     x, y = low.input(0), low.output()
     image, block = (whole_numbers(known(low, k)) for k in (1, 2))
     rank = len(image)
-    if not 1 <= rank <= 3:
-        raise Unsupported(f"Col2Im of {rank} dimensions")
     strides, dilations = (ints(node, name, rank, 1) for name in ("strides", "dilations"))
     pads = ints(node, "pads", 2 * rank, 0)
     windows = [
@@ -98,20 +82,16 @@ def col_to_im(node: Node, low: Lowering) -> None:
     ]
     if y.size == 0:
         return
-    emit_column_sums(low, x, y, image, block, windows, strides, pads[:rank], dilations)
+    images, channels = y.shape[:2]
+    source, target, kernel = (triple(each, 1) for each in (windows, image, block))
+    steps = triple(strides, 1), triple(dilations, 1)
+    before = triple(pads[:rank], 0)
+    g = Geometry(images, 1, channels, channels, source, target, kernel, *steps, before)
+    emit_column_sums(low, x, y, g)
 
 
 def emit_column_sums(
-    low: Lowering,
-    columns: Operand,
-    y: Operand,
-    image: Sequence[int],
-    block: Sequence[int],
-    windows: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int],
-    dilations: Sequence[int],
-    bias: Operand | None = None,
+    low: Lowering, columns: Operand, y: Operand, g: Geometry, bias: Operand | None = None
 ) -> None:
     """Emit the step that sums columns of windows to images (Col2Im).
 
@@ -119,39 +99,28 @@ def emit_column_sums(
         low: Collects the plan's steps.
         columns: Contributions of the taps of all windows, [images, channels, taps, windows].
         y: The images, [images, channels, *image].
-        image: Sizes of an image, up to three axes.
-        block: Taps of a window along each axis.
-        windows: Windows along each axis.
-        strides: Pixels from a window to the next one along each axis.
-        pads: Pixels of padding before the image along each axis.
-        dilations: Pixels from a tap to the next one along each axis.
+        g: Sizes, as those of a transposed convolution: from windows to images.
         bias: One number for each channel; None: none.
     """
     arguments = ColumnsToImageArguments(
         columns=columns,
         y=y,
-        image=triple(image, 1),
-        kernel=triple(block, 1),
-        windows=triple(windows, 1),
-        stride=triple(strides, 1),
-        pad=triple(pads, 0),
-        dilation=triple(dilations, 1),
+        image=g.target,
+        kernel=g.kernel,
+        windows=g.source,
+        stride=g.strides,
+        pad=g.pads,
+        dilation=g.dilations,
         bias=bias or 0,
         channels=y.shape[1],
     )
-    lanes, stride = low.lanes(y.dtype), strides[-1] if strides[-1] <= 2 else 0
+    lanes, stride = low.lanes(y.dtype), g.strides[2] if g.strides[2] <= 2 else 0
     kernel = Kernel(
         "subgraph.ops.unfold.kernels", "columns_to_image", dtype=y.dtype, lanes=lanes, stride=stride
     )
-    pixels = math.prod(image)
+    grain = max(1, _MIN_PIXELS_PER_THREAD // g.pixels)
     nbytes = columns.nbytes + y.nbytes
-    low.emit(
-        kernel,
-        arguments,
-        y.size // pixels,
-        grain=max(1, _MIN_PIXELS_PER_THREAD // pixels),
-        bytes=nbytes,
-    )
+    low.emit(kernel, arguments, y.size // g.pixels, grain=grain, bytes=nbytes)
 
 
 @lowering("MaxUnpool", dtypes=_FLOATS)

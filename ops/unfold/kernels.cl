@@ -1,6 +1,8 @@
 // Conversions between images and columns of windows: DeformConv's samples, Col2Im's sums. One
 // work-item for each element of the result. T: type of an element. An array `a` begins at `a0`.
 
+#include "movement/windows.cl"
+
 #if defined(DEFORM)
 T pixel(__global const T *image, int y, int x, int height, int width) {
   return y < 0 || y >= height || x < 0 || x >= width ? (T)0 : image[y * width + x];
@@ -19,23 +21,21 @@ T sample(__global const T *image, T y, T x, int height, int width) {
 // Pixels outside an image are zero. MASKED: samples are multiplied by `mask`.
 __kernel void deform_columns(int count, __global const T *x, int x0, __global const T *offsets,
                              int o0, __global const T *mask, int m0, __global T *columns, int c0,
-                             int channels, int height, int width, int groups, int taps_down,
-                             int taps_across, int down, int across, int step_y, int step_x,
-                             int pad_y, int pad_x, int far_y, int far_x) {
+                             int channels, int groups, WINDOW_SIZES) {
   int id = get_global_id(0);
   if (id >= count) return;
-  int taps = taps_down * taps_across, places = down * across;
+  int taps = kh * kw, places = th * tw;
   int place = id % places, tap = id / places % taps, plane = id / places / taps;
   int group = plane % channels / (channels / groups);
   int unit = (plane / channels * groups + group) * taps + tap;
-  T y = place / across * step_y - pad_y + tap / taps_across * far_y;
-  T z = place % across * step_x - pad_x + tap % taps_across * far_x;
+  T y = place / tw * step_h - pad_h + tap / kw * far_h;
+  T z = place % tw * step_w - pad_w + tap % kw * far_w;
   y += offsets[o0 + unit * 2 * places + place];
   z += offsets[o0 + (unit * 2 + 1) * places + place];
   T found = 0;
   // False for NaN, too: such a sample is zero.
-  if (y > -1 && y < height && z > -1 && z < width) {
-    found = sample(x + x0 + plane * height * width, y, z, height, width);
+  if (y > -1 && y < sh && z > -1 && z < sw) {
+    found = sample(x + x0 + plane * sh * sw, y, z, sh, sw);
 #if MASKED
     found *= mask[m0 + unit * places + place];
 #endif

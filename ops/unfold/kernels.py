@@ -51,7 +51,7 @@ def deform_columns(*, dtype: str, lanes: int, masked: bool) -> Function:
             x: Column of each sample in pixels.
             factor: Factor of each sample.
         """
-        height, width = splat(a.height), splat(a.width)
+        height, width = splat(a.image_height), splat(a.image_width)
         # False for NaN, too: such a sample is zero.
         near = (y > splat(-1)) & (y < height) & (x > splat(-1)) & (x < width) & first(n)
         y, x = select(near, y, zero()), select(near, x, zero())
@@ -64,8 +64,8 @@ def deform_columns(*, dtype: str, lanes: int, masked: bool) -> Function:
         top, low = (splat(1) - fy) * factor, fy * factor
         f00, f01 = top * (splat(1) - fx), top * fx
         f10, f11 = low * (splat(1) - fx), low * fx
-        i00 = to_integer(y0) * repeat(a.width) + to_integer(x0)
-        i01, i10 = i00 + repeat(1), i00 + repeat(a.width)
+        i00 = to_integer(y0) * repeat(a.image_width) + to_integer(x0)
+        i01, i10 = i00 + repeat(1), i00 + repeat(a.image_width)
         i11 = i10 + repeat(1)
         m00, m01, m10, m11 = above & before, above & behind, below & before, below & behind
         for _ in range(each):
@@ -73,7 +73,7 @@ def deform_columns(*, dtype: str, lanes: int, masked: bool) -> Function:
             found = fma(gather(image, i01, m01), f01, found)
             found = fma(gather(image, i10, m10), f10, found)
             store_n(to, n, fma(gather(image, i11, m11), f11, found))
-            image += a.height * a.width * item
+            image += a.image_height * a.image_width * item
             to += step
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -86,7 +86,7 @@ def deform_columns(*, dtype: str, lanes: int, masked: bool) -> Function:
             plane = unit // (taps * groups) * a.channels + group * each
             offset = a.offsets + unit * 2 * pixels * item
             weight = a.mask + unit * pixels * item
-            image = a.x + plane * a.height * a.width * item
+            image = a.x + plane * a.image_height * a.image_width * item
             for i in range(down):
                 top = i * a.stride_height - a.pad_height + tap // across_taps * a.dilation_height
                 for j in range(0, across, lanes):

@@ -29,8 +29,8 @@ def deform_columns(low: ClLowering, kernel: Kernel, a: DeformColumnsArguments) -
     span_across = (a.kernel_width - 1) * a.dilation_width
     require_positions([(down, a.pad_height, span_down), (across, a.pad_width, span_across)])
     source = _program(low, kernel, DEFORM=1, MASKED=int(isinstance(a.mask, Operand)))
-    x, offsets, mask, columns, *sizes = a.words()
-    arguments = [a.columns.size, x, offsets, mask or x, columns, *sizes]
+    *sizes, x, offsets, mask, columns, channels, groups = a.words()
+    arguments = [a.columns.size, x, offsets, mask or x, columns, channels, groups, *sizes]
     low.launch(source, "deform_columns", arguments, *line(low, a.columns.size))
 
 
