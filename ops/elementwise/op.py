@@ -207,19 +207,6 @@ def is_legacy_broadcast(node: Node) -> bool:
     return is_before(node, 7) and node.domain == "" and node.op_type not in VARIADIC
 
 
-def unary(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Return the type of the first input.
-
-    Args:
-        node: A node of one tensor, or a Clip, whose bounds must have the tensor's dtype.
-        types: Types of the inputs, None while unknown.
-        values: Contents of constant inputs; not read.
-    """
-    if node.op_type == "Clip" and len(types) > 1:
-        same_dtype([kind for kind in types if kind is not None])
-    return [tensor(types[0])]
-
-
 def broadcasting(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Return the broadcast shape in the dtype of the inputs (Pow: in that of the base).
 
@@ -309,14 +296,14 @@ declare(
     *("Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Swish", "Tan"),
     *("Tanh", "ThresholdedRelu"),
     requires=any_tensor,
-    infer=unary,
+    infer=first_type,
     speculatable=True,
     batch=elementwise,
 )
 declare(
     *("Ceil", "Floor", "Neg", "Not", "Reciprocal", "Sqrt"),
     requires=any_tensor,
-    infer=unary,
+    infer=first_type,
     compute=reference.elementwise,
     speculatable=True,
     batch=elementwise,
@@ -366,7 +353,7 @@ declare(
     dtype_at=1,
     batch=first_input,
 )
-declare("Clip", requires=clip_operands, infer=unary, compute=reference.clip, batch=elementwise)
+declare("Clip", requires=clip_operands, infer=first_type, compute=reference.clip, batch=elementwise)
 declare(
     *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
     requires=binary_operands,
@@ -378,12 +365,12 @@ declare(
 declare(
     "Erf",
     requires=any_tensor,
-    infer=unary,
+    infer=first_type,
     compute=reference.erf,
     speculatable=True,
     batch=elementwise,
 )
-declare("Gelu", requires=gelu_operands, infer=unary, batch=elementwise)
+declare("Gelu", requires=gelu_operands, infer=first_type, batch=elementwise)
 declare("IsInf", "IsNaN", requires=any_tensor, infer=test, batch=elementwise)
 declare(
     *("Max", "Min"),
@@ -411,7 +398,9 @@ declare(
 declare(
     "PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu, batch=elementwise
 )
-declare("Softsign", requires=any_tensor, infer=unary, compute=reference.softsign, batch=elementwise)
+declare(
+    "Softsign", requires=any_tensor, infer=first_type, compute=reference.softsign, batch=elementwise
+)
 declare("SwiGLU", requires=swiglu_operands, by_body=True, batch=elementwise)
 declare(
     "Where",

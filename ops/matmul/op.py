@@ -274,11 +274,6 @@ def _labels(term: str, shape: Sequence[_Size], k: int) -> list[tuple[str | int, 
     return list(zip(labels, shape, strict=True))
 
 
-def _fits(a: Dim, b: Dim) -> None:
-    if isinstance(a, int) and isinstance(b, int) and a != b:
-        raise ShapeError(f"{a} columns do not meet {b} rows")
-
-
 def matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of MatMul: the last two dimensions multiplied, the others broadcast.
 
@@ -301,16 +296,13 @@ def product_type(
         right: Type of the right operand, ``[..., K, N]`` or ``[K]``; None where unknown.
 
     Raises:
-        ShapeError: An operand is a scalar, the sizes of K differ, or the stacks do not broadcast.
+        ShapeError: The stacks do not broadcast.
     """
     a, b = tensor(left), tensor(right)
     if dtype is None or a is None or b is None or a.shape is None or b.shape is None:
         return None if dtype is None else TensorType(dtype)
-    if not a.shape or not b.shape:
-        raise ShapeError("a matrix product of a scalar")
     tall = a.shape if len(a.shape) > 1 else (1, *a.shape)
     wide = b.shape if len(b.shape) > 1 else (*b.shape, 1)
-    _fits(tall[-1], wide[-2])
     lead = broadcast_shapes([tall[:-2], wide[:-2]])
     rows = tall[-2:-1] if len(a.shape) > 1 else ()
     columns = wide[-1:] if len(b.shape) > 1 else ()
@@ -329,11 +321,8 @@ def gemm(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     a, b = tensor(types[0]), tensor(types[1])
     if a is None or b is None or a.shape is None or b.shape is None:
         return [None if dtype is None else TensorType(dtype)]
-    if len(a.shape) != 2 or len(b.shape) != 2:
-        raise ShapeError(f"Gemm needs matrices, got ranks {len(a.shape)} and {len(b.shape)}")
     left = a.shape[::-1] if node.attrs.get("transA", 0) else a.shape
     right = b.shape[::-1] if node.attrs.get("transB", 0) else b.shape
-    _fits(left[1], right[0])
     return [TensorType(a.dtype, (left[0], right[1]))]
 
 

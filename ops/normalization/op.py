@@ -136,21 +136,6 @@ def mean_variance_operands(node: Node, x: Tensor) -> None:
     require_axes(x.rank, node.attrs.get("axes", (0, 2, 3)))
 
 
-def input_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Return the type of the first input.
-
-    Args:
-        node: The node; its ``axis``, if it has one, must exist.
-        types: Of the first input; others are not read.
-        values: Not used.
-    """
-    x = tensor(types[0])
-    axis = node.attrs.get("axis")
-    if x is not None and x.shape is not None and isinstance(axis, int):
-        normal_axis(axis, len(x.shape))
-    return [x]
-
-
 def layer_normalization_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Return the type of the first input, and of statistics, which have size 1 from ``axis`` on.
 
@@ -237,26 +222,26 @@ declare(
     batch=_batch_normalized,
 )
 declare(
-    "GroupNormalization", requires=group_normalization_operands, infer=input_type, batch=along(0)
+    "GroupNormalization", requires=group_normalization_operands, infer=first_type, batch=along(0)
 )
 declare(
     *("Hardmax", "LogSoftmax", "Softmax"),
     requires=softmax_operands,
-    infer=input_type,
+    infer=first_type,
     compute=softmax_reference.softmax,
     batch=_of_softmax,
 )
 declare(
     "InstanceNormalization",
     requires=instance_normalization_operands,
-    infer=input_type,
+    infer=first_type,
     compute=in_float32(standard),
     batch=along(0),
 )
 declare(
     "LRN",
     requires=local_response_operands,
-    infer=input_type,
+    infer=first_type,
     compute=reference.local_response,
     batch=except_axes(_channels),
 )
@@ -270,21 +255,21 @@ declare(
 declare(
     "LpNormalization",
     requires=lp_normalization_operands,
-    infer=input_type,
+    infer=first_type,
     compute=reference.lp_normalization,
     batch=except_axes(_norm_axis),
 )
 declare(
     "MeanVarianceNormalization",
     requires=mean_variance_operands,
-    infer=input_type,
+    infer=first_type,
     compute=reference.mean_variance,
     batch=except_axes(_mean_axes),
 )
 declare(
     "RMSNormalization",
     requires=layer_normalization_operands,
-    infer=input_type,
+    infer=first_type,
     compute=in_float32(standard),
     batch=_of_later_axes,
 )

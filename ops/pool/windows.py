@@ -150,9 +150,6 @@ def window_counts(node: Node, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
         node: A convolution or pooling, with the attributes of windows.
         shape: Shape of the input, ``[N, C, *spatial]``.
         kernel: Taps of a window along each spatial dimension.
-
-    Raises:
-        ShapeError: No window fits.
     """
     count = len(shape) - 2
     windows = windows_of(node, count)
@@ -168,24 +165,16 @@ def window_counts(node: Node, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
             found.append(None)
         else:
             reach = (taps - 1) * windows.dilations[k] + 1
-            found.append(_count(size, reach, stride, *windows.pads[k], ceil))
+            if isinstance(size, int):
+                found.append(_fitting(size, reach, stride, *windows.pads[k], ceil))
+            else:
+                same = stride == 1 and sum(windows.pads[k]) == reach - 1
+                found.append(size if same else None)
     return found
 
 
-def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bool) -> Dim:
-    """Return the number of windows in one dimension; ``reach`` is the elements that one spans."""
-    if not isinstance(size, int):
-        return size if stride == 1 and before + after == reach - 1 else None
-    count = _fitting(size, reach, stride, before, after, ceil)
-    if count < 1:
-        raise ShapeError(
-            f"a window of {reach} does not fit into {size} with pads {before}, {after}"
-        )
-    return count
-
-
 def _fitting(size: int, reach: int, stride: int, before: int, after: int, ceil: bool) -> int:
-    """Return the number of windows that fit, less than 1 if none does; see `_count`.
+    """Return the number of windows of ``reach`` elements that fit, less than 1 if none does.
 
     With ``ceil`` the last one may end behind the pads, even if it is the only one.
     """
@@ -220,12 +209,8 @@ def filtered_type(
         image: Type of the input, ``[N, C, *spatial]``; None where unknown.
         filters: Type of the filters, ``[M, C / group, *kernel]``; None where unknown.
 
-    Raises:
-        ShapeError: The ranks differ, or no window fits.
     """
     x, w = tensor(image), tensor(filters)
     if x is None or x.shape is None or w is None or w.shape is None:
         return TensorType(dtype)
-    if len(x.shape) < 3 or len(w.shape) != len(x.shape):
-        raise ShapeError(f"filters of rank {len(w.shape)} for an input of rank {len(x.shape)}")
     return TensorType(dtype, (x.shape[0], w.shape[0], *window_counts(node, x.shape, w.shape[2:])))

@@ -21,6 +21,7 @@ from subgraph.operators.requirements import (
     require_single,
 )
 from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
+from subgraph.ops.movement.types import input_or_attribute
 from subgraph.ops.shared.half_precision import in_float32, is_half
 from subgraph.ops.shared.strides import normal_axis
 
@@ -54,14 +55,6 @@ def cumulative_operands(node: Node, x: Tensor, axis: Tensor) -> None:
     require_axes(max(x.rank, 1), int_list(node, "axis", axis) or [])
 
 
-def _axes(node: Node, values: Values) -> list[int] | None:
-    """Return the axes of a Reduce operator, [] for omitted ones; None if they are not known."""
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        found = values[1]
-        return None if found is None else [int(axis) for axis in found.reshape(-1)]
-    return [int(axis) for axis in node.attrs.get("axes") or ()]
-
-
 def reduction_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Return the type without the reduced axes, or with size 1 for them.
 
@@ -73,7 +66,7 @@ def reduction_types(node: Node, types: Types, values: Values) -> list[ValueType 
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)]
-    axes = _axes(node, values)
+    axes = input_or_attribute(node, values, 1, "axes")
     keep = bool(node.attrs.get("keepdims", 1))
     if axes is None:
         return [TensorType(x.dtype, [None] * len(x.shape) if keep else None)]
