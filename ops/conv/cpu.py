@@ -18,7 +18,6 @@ from subgraph.engine.planner.operands import Argument, Layout, Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.movement.arguments import PackArguments
 from subgraph.ops.movement.geometry import (
     Geometry,
     band_table,
@@ -40,7 +39,7 @@ from subgraph.ops.movement.layout_conversion import (
     widened,
 )
 from subgraph.ops.movement.packed_conv import ConvOutput, PackedConv
-from subgraph.ops.movement.packing import LINE, packed_size
+from subgraph.ops.movement.packing import pack_call, packed_size
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
     Tiles,
@@ -114,31 +113,10 @@ def _packed(job: Job) -> Argument:
     columns, depth = job.channels_out, round_up(g.inputs, of.lanes)
     size = packed_size(columns, depth * g.taps, of)
     target = low.scratch(size * of.item)
-    # With one tap the order of channels does not depend on the size of their blocks, and whole
-    # cache lines are read. The same choice as in `pack_blocks`.
-    block = of.lanes if g.taps > 1 else LINE
-    arguments = PackArguments(
-        source=job.w,
-        target=target,
-        columns=columns,
-        padded=round_up(columns, of.lanes),
-        width=of.width,
-        inputs=g.inputs,
-        depth=depth,
-        block=block,
-        taps=g.taps,
-        by_column=g.inputs * g.taps * of.item,
-        by_input=g.taps * of.item,
-        by_tap=of.item,
-    )
-    units = -(-columns // of.width)
-    low.emit(
-        Kernel("subgraph.ops.movement.packing_kernels", "pack", item=of.item, lanes=of.lanes),
-        arguments,
-        units,
-        grain=grain(units, 4 * size),
-        bytes=2 * size * of.item,
-    )
+    strides = g.inputs * g.taps * of.item, g.taps * of.item, of.item
+    shape = columns, g.inputs, g.taps
+    kernel, arguments, units = pack_call(job.w, target, shape, strides, depth, of)
+    low.emit(kernel, arguments, units, grain=grain(units, 4 * size), bytes=2 * size * of.item)
     return target
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from subgraph.engine.codegen.arguments import KernelArguments
+from subgraph.engine.planner.operands import Argument
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
@@ -27,7 +28,7 @@ _ROUNDED_ELEMENTS = 1 << 16
 _SLICE_BYTES = 16 << 20
 # Values of a tile at the 9 points of Winograd's algorithm with stride 2.
 _STRIDED_VALUES = 25
-LINE = 16  # rows of a matrix packed together: 16 floats of a column fill a cache line of 64 bytes
+_LINE = 16  # rows of a matrix packed together: 16 floats of a column fill a cache line of 64 bytes
 
 
 def packed_size(columns: int, depth: int, of: Tiles) -> int:
@@ -108,7 +109,7 @@ def pack_matrices(stack: Array, of: Tiles) -> Array:
     depth = round_up(depth, of.depth_step)
     target = _empty((count, packed_size(columns, depth, of)), of)
     for matrix, panels in zip(stack, target, strict=True):
-        _pack(matrix.T[:, :, None], panels, depth, LINE, of)
+        _pack(matrix.T[:, :, None], panels, depth, of)
     return target.reshape(-1)
 
 
@@ -122,8 +123,7 @@ def pack_blocks(stack: Array, of: Tiles) -> Array:
     depth = round_up(inputs, block)
     target = _empty((count, packed_size(outputs, depth * taps, of)), of)
     for weight, panels in zip(stack, target, strict=True):
-        # With one tap the inputs are in order, so any number of rows can be packed together.
-        _pack(weight, panels, depth, block if taps > 1 else LINE, of)
+        _pack(weight, panels, depth, of)
     return target.reshape(-1)
 
 
@@ -205,29 +205,52 @@ def _empty(shape: tuple[int, ...], of: Tiles) -> Array:
     return aligned_empty(shape, np.dtype(of.dtype))
 
 
-def _pack(source: Array, target: Array, depth: int, block: int, of: Tiles) -> None:
-    """Pack ``[columns, inputs, taps]`` with the kernel `pack`, ``block`` inputs at a time."""
-    if not target.size:
-        return
-    source = np.asarray(source, of.dtype)
-    columns, inputs, taps = source.shape
-    by_column, by_input, by_tap = source.strides
+def pack_call(
+    source: Argument,
+    target: Argument,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    depth: int,
+    of: Tiles,
+) -> tuple[Kernel, PackArguments, int]:
+    """Return the kernel `pack`, its arguments and its number of work units.
+
+    Args:
+        source: Weights ``[columns, inputs, taps]``.
+        target: The panels.
+        shape: The shape of the source.
+        strides: Its strides in bytes.
+        depth: Inputs of the target, whole blocks.
+        of: The contraction tiles.
+    """
+    columns, inputs, taps = shape
+    by_column, by_input, by_tap = strides
     arguments = PackArguments(
-        source=source.ctypes.data,
-        target=target.ctypes.data,
+        source=source,
+        target=target,
         columns=columns,
         padded=round_up(columns, of.lanes),
         width=of.width,
         inputs=inputs,
         depth=depth,
-        block=block,
+        # With one tap the inputs are in order, so any number of rows can be packed together.
+        block=max(of.lanes, of.depth_step) if taps > 1 else _LINE,
         taps=taps,
         by_column=by_column,
         by_input=by_input,
         by_tap=by_tap,
     )
     kernel = Kernel("subgraph.ops.movement.packing_kernels", "pack", item=of.item, lanes=of.lanes)
-    units = -(-columns // of.width)
+    return kernel, arguments, -(-columns // of.width)
+
+
+def _pack(source: Array, target: Array, depth: int, of: Tiles) -> None:
+    """Pack ``[columns, inputs, taps]`` with the kernel `pack`."""
+    if not target.size:
+        return
+    source = np.asarray(source, of.dtype)
+    addresses = source.ctypes.data, target.ctypes.data
+    kernel, arguments, units = pack_call(*addresses, source.shape, source.strides, depth, of)
     part = max(1, _SLICE_BYTES * units // max(1, source.nbytes))
     for first in range(0, units, part):
         last = min(first + part, units)
