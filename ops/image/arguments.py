@@ -112,12 +112,12 @@ class RoiAverageArguments(RoiAlignArguments):
 
     Attributes:
         scratch: Scratch of the first worker.
-        scratch_step: Bytes from a worker's scratch to the next one's.
+        scratch_bytes: Bytes from a worker's scratch to the next one's.
         unit_channels: Channels of a work unit.
     """
 
     scratch: Address
-    scratch_step: int
+    scratch_bytes: int
     unit_channels: int
 
 
@@ -189,7 +189,7 @@ class GridSampleArguments(KernelArguments):
         dimensions: Dimensions of an image, 1 to 3.
         points: Points of an image that are sampled.
         scratch: Scratch of the first worker.
-        scratch_step: Bytes from a worker's scratch to the next one's.
+        scratch_bytes: Bytes from a worker's scratch to the next one's.
         block: Points of a work unit, a multiple of the lanes of a vector.
     """
 
@@ -201,5 +201,5 @@ class GridSampleArguments(KernelArguments):
     dimensions: int
     points: int
     scratch: Address
-    scratch_step: int
+    scratch_bytes: int
     block: int

@@ -250,7 +250,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
         a = arguments(args)
         channels, height, width = a.channels, a.height, a.width
         bins_down, bins_across, block = a.bins_down, a.bins_across, a.unit_channels
-        rows = a.scratch + worker * a.scratch_step
+        rows = a.scratch + worker * a.scratch_bytes
         counts = rows + height * _ENTRY
         columns = counts + 8 * bins_across
         sums = columns + bins_across * width * _ENTRY

@@ -114,10 +114,7 @@ def _emit_averages(
     if nbytes > _MAX_SCRATCH:
         raise Unsupported(f"RoiAlign of rows of {width} into {across} bins")
     each = min(channels, _CHANNELS)
-    scratch = low.scratch(nbytes, per_worker=True)
-    arguments = RoiAverageArguments(
-        scratch=scratch, scratch_step=scratch.nbytes, unit_channels=each, **common
-    )
+    arguments = RoiAverageArguments(unit_channels=each, **low.worker_scratch(nbytes), **common)
     kernel = Kernel("subgraph.ops.image.roi_kernels", "roi_average", dtype=x.dtype, lanes=lanes)
     units = y.shape[0] * -(-channels // each)
     low.emit(kernel, arguments, units, grain=-(-grain // each), bytes=4 * y.nbytes)
@@ -196,7 +193,6 @@ def grid_sample(node: Node, low: Lowering) -> None:
     )
     # Whole vectors of points, since the kernel reads the table of a block in vectors.
     block = max(1, _TABLE // around // of.lanes) * of.lanes
-    scratch = low.scratch(192 + around * block * (4 + converted.itemsize), per_worker=True)
     space = (1,) * (3 - rank) + x.shape[2:]
     channels = -(-x.shape[1] // of.lanes) if blocks else x.shape[1]
     arguments = GridSampleArguments(
@@ -207,9 +203,8 @@ def grid_sample(node: Node, low: Lowering) -> None:
         image=space,
         dimensions=rank,
         points=points,
-        scratch=scratch,
-        scratch_step=scratch.nbytes,
         block=block,
+        **low.worker_scratch(192 + around * block * (4 + converted.itemsize)),
     )
     grain = max(1, _MIN_PIXELS_PER_THREAD // (x.shape[1] * block))
     units = x.shape[0] * -(-points // block)

@@ -79,7 +79,7 @@ def _point_sampler(
         channels, depth = a.channels, along(a.image, DEPTH)
         plane = depth * along(a.image, HEIGHT) * along(a.image, WIDTH) * each
         rank, points, block = a.dimensions, a.points, a.block
-        table = a.scratch + worker * a.scratch_step
+        table = a.scratch + worker * a.scratch_bytes
         for d in range(3 - rank):
             put_index(table + 64 * d, 0)
             put_weight(table + 64 * d + 32, 1.0)

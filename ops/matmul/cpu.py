@@ -135,7 +135,6 @@ def grouped(node: Node, low: Lowering) -> None:
     wanted = units_wanted(low.threads)
     block_panels = shared(smaller(panels, _MAX_UNIT_PANELS), panels, weights.shape[0], wanted, 1, 1)
     group = smaller(rows, _GROUP_ROWS)
-    scratch = low.scratch(group * (8 + (depth + n) * item), per_worker=True)
     arguments = GroupedGemmArguments(
         a=x,
         b=right,
@@ -160,8 +159,7 @@ def grouped(node: Node, low: Lowering) -> None:
         rows_first=0,
         indices=indices,
         matrices=weights.shape[0],
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(group * (8 + (depth + n) * item)),
     )
     units, flops = weights.shape[0] * -(-panels // block_panels), 2 * rows * n * depth
     moved = rows * (depth + n) * item + weights.size * of.weight_item

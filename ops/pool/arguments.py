@@ -46,13 +46,13 @@ class PoolRowsArguments(PoolWindowArguments):
 
     Attributes:
         scratch: Scratch of the first worker.
-        scratch_step: Bytes from a worker's scratch to the next one's.
+        scratch_bytes: Bytes from a worker's scratch to the next one's.
         columns: Output columns computed at a time.
         lines: Lines computed at a time.
     """
 
     scratch: Address
-    scratch_step: int
+    scratch_bytes: int
     columns: int
     lines: int
 
@@ -67,14 +67,14 @@ class PoolInt8Arguments(WindowArguments):
         x: First byte of the images.
         y: First byte of the results.
         scratch: Scratch of the first worker.
-        scratch_step: Bytes from a worker's scratch to the next one's.
+        scratch_bytes: Bytes from a worker's scratch to the next one's.
         scratch_size: Bytes of a worker's scratch that are used, whole vectors.
     """
 
     x: Address
     y: Address
     scratch: Address
-    scratch_step: int
+    scratch_bytes: int
     scratch_size: int
 
 

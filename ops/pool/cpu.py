@@ -127,7 +127,6 @@ def _rows_of_images(
     length = stride * (columns + of.lanes) + reach
     lines = max(1, min(g.target[1], _MAX_COLUMNS_OF_LINES // length))
     nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item
-    scratch = low.scratch(nbytes, per_worker=True)
     kernel = Kernel(
         "subgraph.ops.pool.row_kernels",
         "rows",
@@ -137,9 +136,8 @@ def _rows_of_images(
         stride=stride if usual else 0,
         across=taps if usual and of.dtype == "float32" and taps in (2, 3) else 0,
     )
-    return kernel, PoolRowsArguments(
-        scratch=scratch, scratch_step=scratch.nbytes, columns=columns, lines=lines, **common
-    )
+    memory = low.worker_scratch(nbytes)
+    return kernel, PoolRowsArguments(columns=columns, lines=lines, **memory, **common)
 
 
 def _uses_blocks(x: Operand, of: Tiles, g: Geometry) -> bool:
@@ -209,14 +207,8 @@ def _emit_int8_max_pool(node: Node, low: Lowering) -> None:
     units = x.shape[0] * (x.blocks if blocked else x.shape[1]) * g.target[1]
     reach = max(g.reach(2, g.target[2]), g.pads[2] + g.source[2])
     row = round_up(reach * (x.lanes if blocked else 1), 32)
-    scratch = low.scratch(row, per_worker=True)
     arguments = PoolInt8Arguments(
-        x=x,
-        y=y,
-        scratch=scratch,
-        scratch_step=scratch.nbytes,
-        scratch_size=row,
-        **g.arguments(),
+        x=x, y=y, scratch_size=row, **low.worker_scratch(row), **g.arguments()
     )
     low.emit(
         Kernel("subgraph.ops.pool.int8_kernels", "max_pool", dtype=x.dtype, blocked=blocked),

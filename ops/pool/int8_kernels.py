@@ -36,7 +36,7 @@ def max_pool(*, dtype: str, blocked: bool) -> Callable[..., None]:
         height, width = a.image_height, a.image_width
         oh_n, ow_n, kh, kw = a.output_height, a.output_width, a.kernel_height, a.kernel_width
         dh, row, left = a.dilation_height, width * pixel, a.pad_width * pixel
-        scratch = a.scratch + worker * a.scratch_step
+        scratch = a.scratch + worker * a.scratch_bytes
         for at in range(0, a.scratch_size, _WIDE):
             store(scratch + at, splat(least))
         for unit in range(begin, end):

@@ -42,7 +42,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
         od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
         kd, kw, dd, dw = a.kernel_depth, a.kernel_width, a.dilation_depth, a.dilation_width
         step, each, rb, lines = a.stride_width, a.columns, a.rows, a.lines
-        line = a.scratch + worker * a.scratch_step
+        line = a.scratch + worker * a.scratch_bytes
         pitch = (step * (each + lanes) + (kw - 1) * dw) * item
         counts = line + lines * pitch
         scales = counts + (each + lanes) * item

@@ -156,7 +156,6 @@ def emit_tiles(
     unit, has_excess = (rows, columns), weights.excess != 0
     nbytes, areas = _scratch_areas(tile, g, shape, unit, has_excess=has_excess)
     in_place = _reads_in_place(q, tile, g, shape, weights)
-    scratch = None if in_place else low.scratch(nbytes, per_worker=True)
     checked = tile.flavour == "checked"
     least, most, zero = q.bounds
     arguments = QuantizedProductArguments(
@@ -175,8 +174,7 @@ def emit_tiles(
         unit_rows=rows,
         unit_columns=columns,
         unit_panels=part,
-        scratch=scratch or 0,
-        scratch_bytes=scratch.nbytes if scratch else nbytes,
+        **low.worker_scratch(None if in_place else nbytes),
         excess=weights.excess,
         weights_image=weights_image,
         quads_tile=_tile_kernel("quads", tile, q) if checked else 0,
