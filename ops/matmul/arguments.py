@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subgraph.engine.codegen.arguments import Address, KernelArguments, Words
+from subgraph.engine.codegen.arguments import Address, KernelArguments, Triple, Words
 
 
 class IntegerGemmArguments(KernelArguments):
@@ -114,15 +114,9 @@ class GemmArguments(KernelArguments):
         block_panels: Panels of a block.
         size1: Size of level 1 of the batch.
         size2: Size of level 2, the innermost.
-        a_step0: Bytes between matrices of A along level 0.
-        a_step1: Bytes between matrices of A along level 1.
-        a_step2: Bytes between matrices of A along level 2.
-        b_step0: Bytes between matrices of B along level 0.
-        b_step1: Bytes between matrices of B along level 1.
-        b_step2: Bytes between matrices of B along level 2.
-        c_step0: Bytes between matrices of C along level 0.
-        c_step1: Bytes between matrices of C along level 1.
-        c_step2: Bytes between matrices of C along level 2.
+        a_steps: Bytes between matrices of A along each level.
+        b_steps: Bytes between matrices of B along each level.
+        c_steps: Bytes between matrices of C along each level.
         rows_first: 1 if units run over blocks of rows innermost, 0 if over blocks of panels.
     """
 
@@ -150,15 +144,9 @@ class GemmArguments(KernelArguments):
     block_panels: int
     size1: int
     size2: int
-    a_step0: int
-    a_step1: int
-    a_step2: int
-    b_step0: int
-    b_step1: int
-    b_step2: int
-    c_step0: int
-    c_step1: int
-    c_step2: int
+    a_steps: Triple
+    b_steps: Triple
+    c_steps: Triple
     rows_first: int
 
 
@@ -166,8 +154,8 @@ class GroupedGemmArguments(GemmArguments):
     """Arguments of `grouped`: each row of A is multiplied by one of several matrices.
 
     A work unit is a block of panels of one matrix, for all rows that use it; ``block_rows`` of them
-    are computed together. A and C are one matrix each, with adjacent rows; ``b_step2`` is the bytes
-    between the packed matrices of B, and the other steps are 0.
+    are computed together. A and C are one matrix each, with adjacent rows; the last of ``b_steps``
+    is the bytes between the packed matrices of B, and the other steps are 0.
 
     Attributes:
         indices: For each row of A the number of its matrix; negative ones count from the end.

@@ -55,6 +55,7 @@ from .products import (
     Product,
     batch_steps,
     batched,
+    factors_of,
     is_transposed,
     matrices_of,
     matrix,
@@ -78,11 +79,7 @@ def matmul(node: Node, low: Lowering) -> None:
     if low.input(0).dtype in INTEGERS:
         _integer_gemm(node, low)
         return
-    a, b, out = matrix(low.input(0)), matrix(low.input(1), "column"), low.output()
-    if node.attrs.get("transA", 0):
-        a = a.transposed
-    if node.attrs.get("transB", 0):
-        b = b.transposed
+    (a, b), out = factors_of(node, low.input(0), low.input(1)), low.output()
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
     act = activation(node, tiles(out.dtype))
     bias, residual = low.optional(2), low.optional(3)

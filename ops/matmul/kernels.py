@@ -13,7 +13,7 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
-from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.argument_views import along, stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.matrix_registers import (
     LANES,
@@ -60,18 +60,13 @@ _block = stack_block(Block)
 
 
 @register_jitable
-def batch_offset(b0: int, b1: int, b2: int, step0: int, step1: int, step2: int) -> int:
-    """Return the offset of a matrix in a batch of three levels, in bytes.
+def _batch_offset(indices: tuple[int, int, int], steps: int) -> int:
+    """Return the offset in bytes of the matrix with these indices along the levels of a batch.
 
-    Args:
-        b0: Index along level 0.
-        b1: Index along level 1.
-        b2: Index along level 2.
-        step0: Bytes between matrices along level 0.
-        step1: Bytes between matrices along level 1.
-        step2: Bytes between matrices along level 2.
+    ``steps`` is a field of `GemmArguments`: the bytes between matrices along each level.
     """
-    return b0 * step0 + b1 * step1 + b2 * step2
+    i, j, k = indices
+    return i * along(steps, 0) + j * along(steps, 1) + k * along(steps, 2)
 
 
 def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
@@ -194,12 +189,11 @@ def _panel_packers(dtype: str, lanes: int) -> tuple[Any, Any, Any]:
 @register_jitable(forceinline=True)
 def _operands(product: GemmArguments, batch: int) -> tuple[int, int, int, int]:
     """Return the addresses of A, B, C and the residual (0: none) of a product of the batch."""
-    b2 = batch % product.size2
-    b1 = batch // product.size2 % product.size1
-    b0 = batch // product.size2 // product.size1
-    a = product.a + batch_offset(b0, b1, b2, product.a_step0, product.a_step1, product.a_step2)
-    b = product.b + batch_offset(b0, b1, b2, product.b_step0, product.b_step1, product.b_step2)
-    to = batch_offset(b0, b1, b2, product.c_step0, product.c_step1, product.c_step2)
+    last, rest = batch % product.size2, batch // product.size2
+    indices = rest // product.size1, rest % product.size1, last
+    a = product.a + _batch_offset(indices, product.a_steps)
+    b = product.b + _batch_offset(indices, product.b_steps)
+    to = _batch_offset(indices, product.c_steps)
     residual = product.residual
     if residual != 0:
         residual += to
@@ -332,7 +326,7 @@ def grouped(
         where.row = 0
         for unit in range(begin, end):
             matrix, block = unit // panel_blocks, unit % panel_blocks
-            b = product.b + matrix * product.b_step2
+            b = product.b + matrix * along(product.b_steps, 2)
             where.panel = block * product.block_panels
             where.last_panel = min(panels, where.panel + product.block_panels)
             rows = 0

@@ -22,7 +22,7 @@ from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
 from subgraph.ops.shared.opencl_code import activation, line, number, program, register, require
 from subgraph.ops.shared.strides import broadcast_strides
 
-from .products import Matrix, batched, is_transposed, matrices_of, matrix
+from .products import Matrix, batched, factors_of, is_transposed, matrices_of
 
 Arguments = list["Argument | np.generic[Any]"]
 _DEEP = 16  # steps of K whose operands are in local memory at a time: DEEP in kernels.cl
@@ -118,12 +118,8 @@ def matmul(node: Node, low: ClLowering) -> None:
         return
     dtype = compute_dtype(out.dtype)
     x, made = widened(low, low.input(0), out, dtype)
-    a, b = matrix(x), matrix(cast_to(low, low.input(1), dtype), "column")
+    a, b = factors_of(node, x, cast_to(low, low.input(1), dtype))
     bias, residual = (cast_optional(low, k, dtype) for k in (2, 3))
-    if node.attrs.get("transA", 0):
-        a = a.transposed
-    if node.attrs.get("transB", 0):
-        b = b.transposed
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
     a, sizes, steps = batched(a, b)
     product = Product(a, b, made, sizes, steps, alpha, beta, residual=residual)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.operands import Argument, Operand
+from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.ops.shared.strides import Ints, broadcast_sizes, broadcast_strides, collapse
 from subgraph.ops.shared.tile_planning import Activation, Tiles
@@ -88,6 +90,13 @@ def matrix(operand: Operand, vector: str = "row") -> Matrix:
     return Matrix(operand, shape[:-2], shape[-2], shape[-1], shape[-1], 1)
 
 
+def factors_of(node: Node, left: Operand, right: Operand) -> tuple[Matrix, Matrix]:
+    """Return the factors of a product, transposed as ``transA`` and ``transB`` of the node say."""
+    a, b = matrix(left), matrix(right, "column")
+    a = a.transposed if node.attrs.get("transA", 0) else a
+    return a, b.transposed if node.attrs.get("transB", 0) else b
+
+
 def is_transposed(b: Matrix) -> bool:
     """Return whether the matrices are stored column by column."""
     return b.row_step == 1 and b.column_step != 1
@@ -130,7 +139,7 @@ def batched(a: Matrix, b: Matrix) -> tuple[Matrix, Ints, list[Ints]]:
     return a, (*(1,) * missing, *sizes), [(*(0,) * missing, *of) for of in steps]
 
 
-def batch_steps(sizes: Sequence[int], steps: Sequence[Sequence[int]], of: Tiles) -> dict[str, int]:
+def batch_steps(sizes: Sequence[int], steps: Sequence[Sequence[int]], of: Tiles) -> dict[str, Any]:
     """Return the fields of `GemmArguments` that describe the batch.
 
     Args:
@@ -139,7 +148,7 @@ def batch_steps(sizes: Sequence[int], steps: Sequence[Sequence[int]], of: Tiles)
         of: The contraction tiles.
     """
     a_item = of.weight_item if of.operands else of.item
-    scaled = {"size1": sizes[1], "size2": sizes[2]}
+    found: dict[str, Any] = {"size1": sizes[1], "size2": sizes[2]}
     for name, own, nbytes in zip("abc", steps, (a_item, of.weight_item, of.item), strict=True):
-        scaled |= {f"{name}_step{level}": step * nbytes for level, step in enumerate(own)}
-    return scaled
+        found[f"{name}_steps"] = [step * nbytes for step in own]
+    return found

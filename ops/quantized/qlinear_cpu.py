@@ -215,7 +215,7 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
         return
     # Tiles store the channels of a pixel side by side. The transposition to the plain layout is a
     # step of its own.
-    sums = temporary(low, q.output, (g.images, g.pixels, channels))
+    sums = temporary(low, q.y.dtype, (g.images, g.pixels, channels))
     x = q.x
     if not image:  # each group of channels has blocks of its own
         by_group = (g.images * g.groups, g.inputs, *g.source)
@@ -336,7 +336,7 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
             "subgraph.ops.quantized.qlinear_depthwise_kernels",
             "depthwise",
             dtype=q.x.dtype,
-            output=q.output,
+            output=q.y.dtype,
         ),
         arguments,
         units,

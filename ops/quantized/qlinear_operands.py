@@ -41,37 +41,30 @@ class QuantizedOperands:
     Attributes:
         low: The lowering of the node.
         x: The input, bytes.
-        x_scale: Its scale.
-        x_zero: Its zero point; None: 0.
         w: The weights, or the right side, bytes.
-        w_scale: Their scale, or one for each output.
-        w_zero: Their zero point, or one for each output; None: 0.
+        y: The output.
+        x_zero: Zero point of the input; None: 0.
+        w_zero: That of the weights, or one for each output; None: 0.
+        x_scale: Scale of the input.
+        w_scale: That of the weights, or one for each output.
         y_scale: Scale of the result; None: the result is float32 or int32.
-        y_zero: Its zero point; None: 0.
         bias: One number for each output.
         bias_scale: Scale of a quantized bias; None: that of the sums.
-        y: The output.
         bounds: Bounds of the result less its zero point, and the zero point.
     """
 
     low: Lowering
     x: Operand
-    x_scale: Operand | None
-    x_zero: Operand | None
     w: Operand
-    w_scale: Operand | None
-    w_zero: Operand | None
-    y_scale: Operand | None
-    y_zero: Operand | None
-    bias: Operand | None
-    bias_scale: Operand | None
     y: Operand
-    bounds: tuple[float, float, int]
-
-    @property
-    def output(self) -> str:
-        """The dtype of the result."""
-        return self.y.dtype
+    x_zero: Operand | None
+    w_zero: Operand | None
+    x_scale: Operand | None = None
+    w_scale: Operand | None = None
+    y_scale: Operand | None = None
+    bias: Operand | None = None
+    bias_scale: Operand | None = None
+    bounds: tuple[float, float, int] = (-math.inf, math.inf, 0)
 
 
 @attrs.frozen
@@ -126,31 +119,17 @@ def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
         raise Unsupported("scales or zero points for each row")
     if w.dtype not in BYTES:
         raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
-    bounds = _bounds(node, low.output(), y_zero)
+    y = low.output()
+    bounds = _bounds(node, y, y_zero)
     return QuantizedOperands(
-        low, x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale,
-        low.output(), bounds,
-    )  # fmt: skip
+        low, x, w, y, x_zero, w_zero, x_scale, w_scale, y_scale, bias, bias_scale, bounds
+    )
 
 
 def integer_operands(low: Lowering) -> QuantizedOperands:
     """Return the operands of a MatMulInteger or ConvInteger, whose result is the sums."""
-    x, w = low.input(0), low.input(1)
-    return QuantizedOperands(
-        low=low,
-        x=x,
-        x_scale=None,
-        x_zero=low.optional(2),
-        w=w,
-        w_scale=None,
-        w_zero=low.optional(3),
-        y_scale=None,
-        y_zero=None,
-        bias=None,
-        bias_scale=None,
-        y=low.output(),
-        bounds=(-math.inf, math.inf, 0),
-    )
+    x, w, y = low.input(0), low.input(1), low.output()
+    return QuantizedOperands(low, x, w, y, low.optional(2), low.optional(3))
 
 
 def known_zero(operand: Operand | None) -> Array:
@@ -298,7 +277,7 @@ def _scale(
         scale = left.reshape(-1)[:1] * right.reshape(-1)
         return spread(scale / out[0].reshape(-1) if out else scale)
 
-    out = [] if q.y_scale is None or q.output == "float32" else [q.y_scale]
+    out = [] if q.y_scale is None or q.y.dtype == "float32" else [q.y_scale]
     return q.low.weight(f"integer scale {groups}x{outputs}", make, x_scale, w_scale, *out)
 
 
@@ -306,7 +285,7 @@ def _shift(q: QuantizedOperands, groups: int, outputs: int, exact: bool) -> Argu
     """Return the bias of scaled sums, in units of the result; 0 if the sums have it (``exact``)."""
     if q.bias is None or exact:
         return 0
-    scaled, rounded = q.bias_scale is not None, q.output != "float32"
+    scaled, rounded = q.bias_scale is not None, q.y.dtype != "float32"
     spread = column_vector(groups, outputs, "float32")
     sources = [o for o in (q.bias, q.bias_scale, q.y_scale if rounded else None) if o is not None]
 

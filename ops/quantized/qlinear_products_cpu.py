@@ -130,7 +130,7 @@ def _emit_product(node: Node, q: QuantizedOperands) -> None:
         total: Array = as_rows(values).sum(1)
         return total
 
-    item = 1 if q.output in BYTES else 4
+    item = 1 if q.y.dtype in BYTES else 4
     # The rows of the left side are the pixels of a 1x1 convolution, along the width.
     line = (1, 1, 1)
     g = Geometry(1, 1, depth, outputs, (1, 1, rows), (1, 1, rows), line, line, line, (0, 0, 0))

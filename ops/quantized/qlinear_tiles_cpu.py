@@ -186,7 +186,7 @@ def emit_tiles(
     low.emit(
         Kernel(
             "subgraph.ops.quantized.qlinear_kernels", "product",
-            dtype=q.x.dtype, output=q.output, flavour=tile.flavour, weights=tile.weights,
+            dtype=q.x.dtype, output=q.y.dtype, flavour=tile.flavour, weights=tile.weights,
             source=shape.source,
         ),
         arguments,
@@ -201,9 +201,9 @@ def _tile_kernel(flavour: Flavour, tile: Tile, q: QuantizedOperands) -> Kernel:
     """Return the integer tile of a flavour."""
     if flavour == "matrix":
         return Kernel(
-            "subgraph.engine.codegen.matrix_tile_int", "integer_contraction", output=q.output
+            "subgraph.engine.codegen.matrix_tile_int", "integer_contraction", output=q.y.dtype
         )
     return Kernel(
         "subgraph.engine.codegen.tile_int", "integer_contraction",
-        flavour=flavour, weights=tile.weights, output=q.output,
+        flavour=flavour, weights=tile.weights, output=q.y.dtype,
     )  # fmt: skip
