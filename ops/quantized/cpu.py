@@ -7,19 +7,15 @@ import numpy as np
 from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
-from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import DTYPE_OF_ONNX
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term
-from subgraph.ops.reduce.arguments import MinMaxArguments
 from subgraph.ops.reduce.cpu import emit_reduction
 from subgraph.ops.shared.strides import normal_axis
-from subgraph.ops.shared.tile_planning import round_up, units_wanted
 
 _QUANTIZED = ("uint8", "int8", "uint16", "int16")
 _REAL = ("float32", *HALF_FLOATS)
-_MIN_ELEMENTS_PER_THREAD = 1 << 14  # of the range (estimate: more work than starting a thread)
 
 
 def _image(x: Operand) -> Source:
@@ -110,7 +106,7 @@ def dynamic(node: Node, low: Lowering) -> None:
     if x.size == 0:
         raise Unsupported("DynamicQuantizeLinear of an empty tensor")
     y, scale, zero = low.outputs[:3]
-    largest, smallest = _emit_minmax(low, x)
+    largest, smallest = (_emit_extreme(low, op, x) for op in ("max", "min"))
     e = Expression()
     top, bottom = e("max", e.input("float32"), 0), e("min", e.input("float32"), 0)
     span = e("sub", top, bottom)
@@ -118,7 +114,7 @@ def dynamic(node: Node, low: Lowering) -> None:
     step = e("div", span, 255)
     origin = e("max", e("min", e("div", e("neg", bottom), step), 255), 0)
     point = e.cast(e("rint", origin), "uint8")
-    bounds = [source(largest, ()), source(smallest, ())]
+    bounds = [source(largest), source(smallest)]
     emit_expression(low, e, bounds, [(step, scale), (point, zero)])
     e = Expression()
     value, factor, offset = e.input("float32"), e.input("float32"), e.input("uint8")
@@ -126,18 +122,10 @@ def dynamic(node: Node, low: Lowering) -> None:
     emit_expression(low, e, [source(x), source(scale, ()), source(zero, ())], [(result, y)])
 
 
-def _emit_minmax(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
-    """Emit the largest and the smallest element of ``x``, which is not empty."""
-    parts = min(units_wanted(low.threads), -(-x.size // _MIN_ELEMENTS_PER_THREAD))
-    size = round_up(-(-x.size // parts), low.lanes("float32"))
-    parts = -(-x.size // size)
-    found = [temporary(low, "float32", (parts,)) for _ in range(2)]
-    kernel = Kernel("subgraph.ops.reduce.minmax_kernels", "minmax", lanes=low.lanes("float32"))
-    arguments = MinMaxArguments(x=x, largest=found[0], smallest=found[1], size=x.size, run=size)
-    low.emit(kernel, arguments, parts, bytes=x.nbytes)
-    if parts == 1:
-        return found[0], found[1]
-    largest, smallest = temporary(low, "float32", ()), temporary(low, "float32", ())
-    for op, of_parts, whole in (("max", found[0], largest), ("min", found[1], smallest)):
-        emit_reduction(low, op, of_parts, whole, [0])
-    return largest, smallest
+def _emit_extreme(low: Lowering, op: str, x: Operand) -> Operand:
+    """Emit the largest ("max") or smallest ("min") element of ``x``, which is not empty."""
+    # Rows are reduced first, since threads can share them.
+    rows, found = temporary(low, x.dtype, x.shape[:-1]), temporary(low, x.dtype, ())
+    emit_reduction(low, op, x, rows, [x.rank - 1] if x.rank else [])
+    emit_reduction(low, op, rows, found, range(rows.rank))
+    return found

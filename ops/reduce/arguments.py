@@ -74,21 +74,3 @@ class CumulativeArguments(KernelArguments):
     inner: int
     reverse: int
     exclusive: int
-
-
-class MinMaxArguments(KernelArguments):
-    """Arguments of `minmax`; a work unit is a run of elements.
-
-    Attributes:
-        x: First element, float32.
-        largest: The largest element of each unit, NaN if it has one; float32.
-        smallest: The smallest element of each unit, NaN if it has one; float32.
-        size: Number of elements.
-        run: Elements of a unit; the last may have fewer.
-    """
-
-    x: Address
-    largest: Address
-    smallest: Address
-    size: int
-    run: int

@@ -17,8 +17,8 @@ from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_sha
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.shared.opencl_code import line, program, register, require, variant_of
 
-from .arguments import ArgMinMaxArguments, CumulativeArguments, MinMaxArguments
-from .cpu import Reduction, emit_reduction
+from .arguments import ArgMinMaxArguments, CumulativeArguments
+from .cpu import Reduction
 
 Arguments = list["Argument | np.generic[Any]"]
 _GROUP_ITEMS = 128  # work-items of a GPU that share a row (estimate)
@@ -106,15 +106,6 @@ def argminmax(low: ClLowering, kernel: Kernel, a: ArgMinMaxArguments) -> None:
     rows = a.x.size // a.size
     source = row_program(variant["dtype"], SCAN=1, **flags)
     low.launch(source, "argminmax", [rows, *a.words()], *line(low, rows))
-
-
-@cl_kernel("subgraph.ops.reduce.minmax_kernels", "minmax")
-def minmax(low: ClLowering, kernel: Kernel, a: MinMaxArguments) -> None:
-    """Launch the reductions to the largest and to the smallest element."""
-    axes = range(a.x.rank)
-    for op, found in (("max", a.largest), ("min", a.smallest)):
-        assert found.size == 1, "an OpenCL program is emitted for one thread"
-        emit_reduction(low, op, a.x, found, axes)
 
 
 @cl_kernel("subgraph.ops.reduce.kernels", "cumulative")
