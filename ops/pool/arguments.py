@@ -57,34 +57,13 @@ class PoolRowsArguments(PoolWindowArguments):
     lines: int
 
 
-class PoolInt8Arguments(WindowArguments):
-    """Arguments of MaxPool over bytes; a work unit is an output row of a plane.
-
-    A plane is a channel of an image, or a block of channels. The scratch of a worker holds the
-    pixels that the windows of a row span along the width, including those outside the image.
-
-    Attributes:
-        x: First byte of the images.
-        y: First byte of the results.
-        scratch: Scratch of the first worker.
-        scratch_bytes: Bytes from a worker's scratch to the next one's.
-        scratch_size: Bytes of a worker's scratch that are used, whole vectors.
-    """
-
-    x: Address
-    y: Address
-    scratch: Address
-    scratch_bytes: int
-    scratch_size: int
-
-
 class PoolIndicesArguments(WindowArguments):
     """Arguments of `max_pool_indices`; a work unit is a channel of an image.
 
     Attributes:
         x: First element of the images, [images * channels, depth, height, width].
         y: First element of the maxima.
-        indices: Where the indices of the maxima in the flat input are written, int64; 0: nowhere.
+        indices: Where the indices of the maxima in the flat input are written, int64.
         index_depth: Difference of the indices of neighbours along the depth.
         index_height: Along the height.
         index_width: Along the width.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
+from subgraph.engine.planner.layouts import block_lanes
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Argument, Layout, Operand
 from subgraph.engine.toolchain.kernel import Kernel
@@ -25,7 +26,6 @@ from subgraph.ops.shared.tile_planning import (
     FLOATS,
     Tiles,
     grain,
-    round_up,
     shared,
     tiles,
     units_wanted,
@@ -34,47 +34,45 @@ from subgraph.ops.shared.tile_planning import (
 from .arguments import (
     GlobalPoolArguments,
     PoolIndicesArguments,
-    PoolInt8Arguments,
     PoolRowsArguments,
     PoolWindowArguments,
 )
+from .windows import INT8
 
 _MAX_LINE_COLUMNS = 4096  # input columns of a line of the kernel `rows`: 16 KiB, half of L1
 _MAX_COLUMNS_OF_LINES = 512  # columns of several short lines computed together (estimate)
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _LAYOUTS: tuple[Layout, ...] = (*_BOTH, "bfloat16")
-_INT8 = ("int8", "uint8")
-_KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}  # and their global forms
+_KINDS = {"MaxPool": "max", "FusedQMaxPool": "max", "AveragePool": "average", "LpPool": "l"}
 
 
-@lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_INT8), layouts=_LAYOUTS)
+@lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *INT8), layouts=_LAYOUTS)
+@lowering("FusedQMaxPool", domain=INTERNAL_DOMAIN, dtypes=INT8, layouts=_BOTH)
 def window(node: Node, low: Lowering) -> None:
-    """Lower MaxPool, AveragePool and LpPool."""
+    """Lower MaxPool, AveragePool and LpPool, and MaxPool of bytes between equal scales."""
     x, y = low.input(0), low.output()
     if not y.size:
         return
-    if x.dtype in _INT8 or (len(low.outputs) > 1 and len(node.outputs) > 1):
-        _max_pool_variants(node, low)
+    if len(low.outputs) > 1 and len(node.outputs) > 1:
+        _max_pool_indices(node, low)
         return
-    of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
-    g = pool_geometry(node, x, y)
-    kind = pool_kind(node)
+    g, kind = pool_geometry(node, x, y), pool_kind(node)
     stored = "bfloat16" if x.layout == "bfloat16" else ""
     if stored and y.layout != "blocked":
         raise Unsupported("windows of bfloat16 in the plain layout")
     if stored:
         y.store_as("bfloat16")  # it has readers of bfloat16, or x would be float32
-    elif g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
+    elif x.dtype in FLOATS and _covers_image(g):
         emit_global_pool(low, x, y, kind)
         return
-    plain = x.layout == "plain" and not _uses_blocks(x, of, g)
-    block, item = (x.lanes, x.itemsize) if stored else (of.lanes, of.item)
-    lanes, images = 1 if plain else block, x.shape[0]
-    blocks = -(-x.shape[1] // lanes)
+    lanes, images = block_lanes(x.dtype) if x.layout == "plain" else x.lanes, x.shape[0]
     source, target = x, y
+    plain = x.layout == "plain" and x.dtype in FLOATS and not _uses_blocks(x, lanes, g)
     if not plain:
-        source, target = blocked(low, of.lanes, x), blocked_target(low, of.lanes, y)
-    pixel = lanes * item
+        source, target = blocked(low, lanes, x), blocked_target(low, lanes, y)
+    blocks, pixel = x.shape[1], x.itemsize
+    if not plain:
+        blocks, pixel = -(-blocks // lanes), pixel * lanes
     outer, high = images * blocks * g.target[0], g.target[1]
     rows = shared(high, high, outer, units_wanted(low.threads), 1, 1)
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
@@ -88,15 +86,15 @@ def window(node: Node, low: Lowering) -> None:
         "y_image": image_out,
     }
     if plain:
-        kernel, arguments = _rows_of_images(low, of, g, kind, common)
+        kernel, arguments = _rows_of_images(low, tiles(x.dtype), g, kind, common)
     else:
         form = {"storage": stored} if stored else {}
         kernel = Kernel(
-            "subgraph.ops.pool.kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind, **form
+            "subgraph.ops.pool.kernels", "window", dtype=x.dtype, lanes=lanes, kind=kind, **form
         )
         arguments = PoolWindowArguments(**common)
     units = outer * -(-high // rows)
-    work = images * blocks * lanes * g.pixels * g.taps
+    work = y.size * g.taps
     low.emit(
         kernel,
         arguments,
@@ -106,6 +104,12 @@ def window(node: Node, low: Lowering) -> None:
         bytes=images * (image_in + image_out),
     )
     convert_output(low, y, target)
+
+
+def _covers_image(g: Geometry) -> bool:
+    """Return whether there is one window, as large as the image."""
+    alone = g.target == g.dilations == (1, 1, 1)
+    return alone and g.kernel == g.source and not any(g.pads)
 
 
 def _rows_of_images(
@@ -140,28 +144,25 @@ def _rows_of_images(
     return kernel, PoolRowsArguments(columns=columns, lines=lines, **memory, **common)
 
 
-def _uses_blocks(x: Operand, of: Tiles, g: Geometry) -> bool:
+def _uses_blocks(x: Operand, lanes: int, g: Geometry) -> bool:
     """Return whether plain images are converted to blocks, which takes less time.
 
     Rows are shorter than a vector, or windows are further apart than vectors of a row can serve.
     """
-    if g.strides[2] > 3 and of.lanes > 1:
-        return x.shape[1] >= of.lanes
-    return g.target[2] < of.lanes and x.shape[1] % of.lanes == 0
+    if g.strides[2] > 3 and lanes > 1:
+        return x.shape[1] >= lanes
+    return g.target[2] < lanes and x.shape[1] % lanes == 0
 
 
-def _max_pool_variants(node: Node, low: Lowering) -> None:
-    """Lower MaxPool of 8-bit integers, or with the indices of the maxima.
+def _max_pool_indices(node: Node, low: Lowering) -> None:
+    """Lower MaxPool with the indices of the maxima.
 
     Raises:
-        Unsupported: Another pool of 8-bit integers, or images in blocks.
+        Unsupported: The images are in blocks.
     """
     x, y = low.input(0), low.output()
-    if node.op_type == "MaxPool" and x.dtype in _INT8 and len(low.outputs) == 1 and x.rank < 5:
-        _emit_int8_max_pool(node, low)
-        return
-    if node.op_type != "MaxPool" or x.layout != "plain":
-        raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
+    if x.layout != "plain":
+        raise Unsupported(f"indices of maxima in layout {x.layout}")
     g = pool_geometry(node, x, y)
     depth, height, width = g.source
     if node.attrs.get("storage_order", 0):
@@ -172,7 +173,7 @@ def _max_pool_variants(node: Node, low: Lowering) -> None:
     arguments = PoolIndicesArguments(
         x=x,
         y=y,
-        indices=low.output(1) if len(low.outputs) > 1 else 0,
+        indices=low.output(1),
         index_depth=along[0],
         index_height=along[1],
         index_width=along[2],
@@ -182,41 +183,6 @@ def _max_pool_variants(node: Node, low: Lowering) -> None:
     work = units * g.pixels * g.taps
     kernel = Kernel("subgraph.ops.pool.maxpool_indices_kernels", "max_pool_indices", dtype=x.dtype)
     low.emit(kernel, arguments, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
-
-
-@lowering("FusedQMaxPool", domain=INTERNAL_DOMAIN, dtypes=_INT8, layouts=_BOTH)
-def quantized_max_pool(node: Node, low: Lowering) -> None:
-    """Lower MaxPool of 8-bit integers between equal scales."""
-    if low.output().size:
-        _emit_int8_max_pool(node, low)
-
-
-def _emit_int8_max_pool(node: Node, low: Lowering) -> None:
-    """Emit MaxPool of 8-bit integers.
-
-    Raises:
-        Unsupported: x and y have different layouts, or the image has three dimensions.
-    """
-    x, y = low.input(0), low.output()
-    if x.layout != y.layout:
-        raise Unsupported(f"MaxPool of {x.dtype} from layout {x.layout} to {y.layout}")
-    g = pool_geometry(node, x, y)
-    if g.kernel[0] != 1 or g.source[0] != 1:
-        raise Unsupported("MaxPool of bytes in three dimensions")
-    blocked = x.layout == "blocked"
-    units = x.shape[0] * (x.blocks if blocked else x.shape[1]) * g.target[1]
-    reach = max(g.reach(2, g.target[2]), g.pads[2] + g.source[2])
-    row = round_up(reach * (x.lanes if blocked else 1), 32)
-    arguments = PoolInt8Arguments(
-        x=x, y=y, scratch_size=row, **low.worker_scratch(row), **g.arguments()
-    )
-    low.emit(
-        Kernel("subgraph.ops.pool.int8_kernels", "max_pool", dtype=x.dtype, blocked=blocked),
-        arguments,
-        units,
-        grain=grain(units, g.taps * y.size),
-        bytes=x.nbytes + y.nbytes,
-    )
 
 
 @lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)

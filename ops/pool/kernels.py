@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
@@ -18,8 +19,7 @@ from .arguments import GlobalPoolArguments, PoolWindowArguments
 
 # Initial values of totals and values of the padding, by kind of pooling; 0 of all others.
 _STARTS = {"max": float("-inf"), "min": float("inf")}
-# Bit patterns of bfloat16 that are NaN of negative sign, and the key of negative infinity.
-_NEGATIVE_NANS, _LEAST_KEY = 127, -(1 << 15)
+_NEGATIVE_NANS = 127  # bit patterns of bfloat16 that are NaN of negative sign
 # The taps of a window along an axis: the first inside the image, their end, bytes between them.
 Taps = tuple[int, int, int]
 
@@ -85,7 +85,7 @@ def window(*, dtype: str, lanes: int, kind: str, storage: str = "") -> Callable[
     """Return the kernel of `PoolWindowArguments`, which pools windows over blocks of channels.
 
     Args:
-        dtype: ``"float32"`` or ``"float64"``.
+        dtype: ``"float32"``, ``"float64"`` or, for maxima, ``"int8"`` or ``"uint8"``.
         lanes: Channels of one block.
         kind: ``"max"``, ``"average"``, ``"l1"`` or ``"l2"``.
         storage: ``"bfloat16"`` if images and results are stored so, ``""`` if in ``dtype``.
@@ -153,18 +153,19 @@ def _window_poolers(kind: str, v: Any, storage: str) -> tuple[Any, Any]:
     window. ``y`` is the address of the result, ``at`` that of the window's tap 0, which may be
     outside the image; the next are `Taps`. ``count`` is the divisor of an average.
     """
-    splat, pixel = v.splat, v.lanes * item_bytes(storage or v.dtype)
-    load, store, start = v.load, v.store, start_of(kind)
-    combine, merge, finish = combiner(kind, v), merger(kind, v), _finisher(kind, v)
-    if storage and kind == "max":
+    pixel = v.lanes * item_bytes(storage or v.dtype)
+    if kind == "max" and (storage or not v.dtype.startswith("float")):
         # Maxima need no conversion of each tap to float32: integers have the order of the elements.
-        keys = vec("int16", v.lanes)
-        splat, start, combine = keys.splat, _LEAST_KEY, combiner(kind, keys)
-        load, store = _key_memory(keys)
-        merge, finish = combine, _unchanged
-    elif storage:
-        load = load_as(storage, v.dtype, v.lanes)
-        store = store_as(v.dtype, storage, v.lanes)
+        keys = vec("int16", v.lanes) if storage else v
+        load, store = _key_memory(keys) if storage else (v.load, v.store)
+        splat, start = keys.splat, float(np.iinfo(keys.dtype).min)
+        combine = merge = combiner(kind, keys)
+        finish: Any = _unchanged
+    else:
+        load = load_as(storage, v.dtype, v.lanes) if storage else v.load
+        store = store_as(v.dtype, storage, v.lanes) if storage else v.store
+        splat, start = v.splat, start_of(kind)
+        combine, merge, finish = combiner(kind, v), merger(kind, v), _finisher(kind, v)
 
     @register_jitable
     def four(

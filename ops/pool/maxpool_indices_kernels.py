@@ -75,7 +75,6 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
                             best = value if more else best
                             index = here + w * along_w if more else index
                 store(y + o * item, best)
-                if indices != 0:
-                    put(indices + (row * columns + o) * 8, index)
+                put(indices + (row * columns + o) * 8, index)
 
     return kernel
