@@ -190,9 +190,10 @@ def choose_tile(
     if matrix and (fits or source == "rows"):
         return integer_tile("matrix", "int8")
     quads = host.has_vnni() if forced is None else forced == "quads"
-    # The pixels of an image are large bytes in few channels: most steps would need corrections.
-    checked = host.prefers_pmaddubsw() and source != "image" and depth >= _MIN_CHECKED_DEPTH
+    checked = host.prefers_pmaddubsw() and depth >= _MIN_CHECKED_DEPTH
     checked = checked if forced is None else forced == "checked"
+    # The pixels of an image are large bytes in few channels: most steps would need corrections.
+    checked = checked and source != "image"
     # The excess of other zero points is corrected by sums of rows, which windows do not have.
     if (quads or checked) and (fits or source == "rows"):
         return integer_tile("quads" if quads else "checked", "int8")

@@ -106,19 +106,28 @@ def emit_dot2(builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def emit_saturating_pairs(builder: Any, a: Any, b: Any) -> Any:
-    """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]``, saturated to 16 bits, by AVX2's vpmaddubsw.
+    """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]``, saturated to 16 bits, as (v)pmaddubsw does.
 
     Args:
         builder: LLVM's builder.
-        a: Vector of eight i32, each four unsigned bytes.
-        b: Vector of eight i32, each four signed bytes.
+        a: Vector of i32, each four unsigned bytes.
+        b: Vector of as many i32, each four signed bytes.
 
     Returns:
-        Vector of sixteen i16.
+        Vector of i16, two for each i32.
     """
-    byte = ir.VectorType(I8, 32)
-    both = [builder.bitcast(value, byte) for value in (a, b)]
-    return call_intrinsic(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), both)
+    lanes = a.type.count
+    bytes_, words = ir.VectorType(I8, 4 * lanes), ir.VectorType(I16, 2 * lanes)
+    a, b = (builder.bitcast(value, bytes_) for value in (a, b))
+    names = {4: "ssse3.pmadd.ub.sw.128", 8: "avx2.pmadd.ub.sw", 16: "avx512.pmaddubs.w.512"}
+    if lanes in names and lanes <= host.pmaddwd_lanes():
+        return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", words, [a, b])
+    full = ir.VectorType(I32, 4 * lanes)
+    sums = _add_pairs(builder, builder.mul(builder.zext(a, full), builder.sext(b, full)))
+    for order, bound in (("<", 32767), (">", -32768)):
+        limit = ir.Constant(sums.type, [bound] * 2 * lanes)
+        sums = builder.select(builder.icmp_signed(order, sums, limit), sums, limit)
+    return builder.trunc(sums, words)
 
 
 def emit_sums_of_pairs(builder: Any, words: Any) -> Any:
@@ -141,7 +150,13 @@ def emit_pair_products(builder: Any, a: Any, b: Any) -> Any:
         return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
     # Without the instruction: the product of two 16-bit integers fits in 32 bits.
     full = ir.VectorType(I32, 2 * lanes)
-    product = builder.mul(builder.sext(a, full), builder.sext(b, full))
-    even = shuffle_vectors(builder, product, None, range(0, 2 * lanes, 2))
-    odd = shuffle_vectors(builder, product, None, range(1, 2 * lanes, 2))
+    return _add_pairs(builder, builder.mul(builder.sext(a, full), builder.sext(b, full)))
+
+
+def _add_pairs(builder: Any, values: Any) -> Any:
+    """Emit the sums of adjacent pairs of a vector."""
+    even, odd = (
+        shuffle_vectors(builder, values, None, range(first, values.type.count, 2))
+        for first in (0, 1)
+    )
     return builder.add(even, odd)

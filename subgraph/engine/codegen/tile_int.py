@@ -260,11 +260,11 @@ def emit_saturating_products(builder: Any, a: Any, b: Any) -> Any:
 
     Args:
         builder: LLVM's builder.
-        a: Vector of eight i32, each four unsigned bytes.
-        b: Vector of eight i32, each four signed bytes.
+        a: Vector of i32, each four unsigned bytes.
+        b: Vector of as many i32, each four signed bytes.
 
     Returns:
-        Vector of eight i32.
+        Vector of as many i32.
     """
     return emit_sums_of_pairs(builder, emit_saturating_pairs(builder, a, b))
 
