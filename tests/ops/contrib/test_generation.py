@@ -337,9 +337,9 @@ def test_a_search_is_saved_parsed_partitioned_and_exported(tmp_path: Any) -> Non
 def test_types_follow_from_constants() -> None:
     graph = sg.load(small("BeamSearch", outputs=SCORED)[0])
     assert [str(v.type) for v in graph.outputs] == [
-        "int32[input_ids.0, ?, ?]",
-        "float32[input_ids.0, ?]",
-        "float32[?, input_ids.0, ?, 23]",
+        'int32["input_ids.0", ?, ?]',
+        'float32["input_ids.0", ?]',
+        'float32[?, "input_ids.0", ?, 23]',
     ]
 
 
