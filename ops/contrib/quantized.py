@@ -48,7 +48,9 @@ def quantize(call: Call, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
 
 
 def _requantized(
-    call: Call, operator: Callable[..., Any], given: Sequence[Any] | None = None
+    call: Call,
+    operator: Callable[[Any], Any] | Callable[[Any, Any], Any],
+    given: Sequence[Any] | None = None,
 ) -> list[Value | None]:
     """Return ``operator`` of dequantized inputs, quantized.
 
@@ -157,9 +159,11 @@ def qlinear_concat(call: Call) -> Results:
     scale, zero, *rest = call.inputs
     complete = len(rest) % 3 == 0 and None not in (*rest[::3], *rest[1::3])
     require(complete, "each input needs a scale and a zero point")
-    axis = call.attribute("axis")
-    given = (*rest, scale, zero)
-    return _requantized(call, lambda *parts: call.Concat(*parts, axis=axis), given)
+
+    def concat(*parts: Any) -> Any:
+        return call.Concat(*parts, axis=call.attribute("axis"))
+
+    return _requantized(call, concat, (*rest, scale, zero))
 
 
 @function(
