@@ -104,11 +104,17 @@ def test_every_name_is_found_by_the_source_of_its_module(registry: Registry[Any]
     """Look-ups of names that may not exist import no other files."""
     known: Any = registry._files
     files = Files(known._package, known._keep, known._home_of)
+    own = [module.__file__ for key, module in sys.modules.items() if key.startswith("subgraph.")]
+    checked = 0
     for name in registry.names():
+        owner = registry.owner(name).rpartition(":")[0]
+        if owner not in own:  # another test of this process has registered it
+            continue
         modules = files.naming(name)
         assert len(modules) < 10
-        sources = [sys.modules[module].__file__ for module in modules]
-        assert registry.owner(name).rpartition(":")[0] in sources, name
+        assert owner in [sys.modules[module].__file__ for module in modules], name
+        checked += 1
+    assert checked > 10
 
 
 LOAD = """
