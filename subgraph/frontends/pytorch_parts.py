@@ -137,13 +137,16 @@ class _Part:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the part."""
-        with self._lock:
-            if self._run is None:
-                self._run = self._compile(self._part, self._examples(inputs))
-        results = self._run(*inputs)
+        results = (self._run or self._compiled(inputs))(*inputs)
         if self._empty:
             return None
         return results[0] if self._single else results
+
+    def _compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with self._lock:
+            if self._run is None:
+                self._run = self._compile(self._part, self._examples(inputs))
+            return self._run
 
     def _examples(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the inputs, those that are numbers as the symbols of PyTorch's trace."""
