@@ -57,6 +57,27 @@ class PoolRowsArguments(PoolWindowArguments):
     lines: int
 
 
+class PoolBytesArguments(WindowArguments):
+    """Arguments of MaxPool over bytes; a work unit is an output row of a block of channels.
+
+    The scratch of a worker holds the pixels that the windows of a row span along the width,
+    including those outside the image.
+
+    Attributes:
+        x: First byte of the images.
+        y: First byte of the results.
+        scratch: Scratch of the first worker.
+        scratch_bytes: Bytes from a worker's scratch to the next one's.
+        scratch_size: Bytes of a worker's scratch that are used, whole pixels.
+    """
+
+    x: Address
+    y: Address
+    scratch: Address
+    scratch_bytes: int
+    scratch_size: int
+
+
 class PoolIndicesArguments(WindowArguments):
     """Arguments of `max_pool_indices`; a work unit is a channel of an image.
 

@@ -33,6 +33,7 @@ from subgraph.ops.shared.tile_planning import (
 
 from .arguments import (
     GlobalPoolArguments,
+    PoolBytesArguments,
     PoolIndicesArguments,
     PoolRowsArguments,
     PoolWindowArguments,
@@ -73,6 +74,10 @@ def window(node: Node, low: Lowering) -> None:
     blocks, pixel = x.shape[1], x.itemsize
     if not plain:
         blocks, pixel = -(-blocks // lanes), pixel * lanes
+    if x.dtype in INT8 and g.kernel[0] == g.source[0] == g.target[0] == 1:
+        _emit_byte_maxima(low, g, source, target, images * blocks)
+        convert_output(low, y, target)
+        return
     outer, high = images * blocks * g.target[0], g.target[1]
     rows = shared(high, high, outer, units_wanted(low.threads), 1, 1)
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
@@ -104,6 +109,24 @@ def window(node: Node, low: Lowering) -> None:
         bytes=images * (image_in + image_out),
     )
     convert_output(low, y, target)
+
+
+def _emit_byte_maxima(low: Lowering, g: Geometry, x: Operand, y: Operand, planes: int) -> None:
+    """Emit MaxPool over bytes in two dimensions, in blocks; ``planes`` is the number of blocks."""
+    units, reach = planes * g.target[1], max(g.reach(2, g.target[2]), g.pads[2] + g.source[2])
+    scratch = low.worker_scratch(reach * x.lanes)
+    arguments = PoolBytesArguments(
+        x=x, y=y, scratch_size=reach * x.lanes, **scratch, **g.arguments()
+    )
+    work = y.size * (g.kernel[1] + g.kernel[2])
+    low.emit(
+        Kernel("subgraph.ops.pool.byte_kernels", "max_pool", dtype=x.dtype),
+        arguments,
+        units,
+        grain=grain(units, 2 * work),
+        flops=work,
+        bytes=x.nbytes + y.nbytes,
+    )
 
 
 def _covers_image(g: Geometry) -> bool:
