@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from subgraph.errors import ModelError, UnsupportedOpError
-from subgraph.graph.graph import Graph, Node, Value, copy_node
+from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.order import visit
 from subgraph.transform.pass_manager import register_pass
 
@@ -137,7 +137,7 @@ def _copied(
     for step in steps:
         for output in step.outputs:
             values[output] = Value("", output.type)
-    return [_unnamed(copy_node(step, values)) for step in steps], values[target]
+    return [_unnamed(copy) for copy in copy_nodes(steps, values)], values[target]
 
 
 def _unnamed(node: Node) -> Node:

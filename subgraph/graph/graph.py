@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from subgraph.errors import ModelError, require_type
-from subgraph.graph.arguments import as_items, check_no_source, check_types
+from subgraph.graph.arguments import as_items, check_no_source, check_node, check_types
 from subgraph.graph.naming import name_all
 from subgraph.graph.order import (
     Replacements,
@@ -157,8 +157,7 @@ class Node:
         self.op_type = op_type
         self.domain = domain
         self.version = version
-        check_types(self, op_type=op_type, name=name, domain=domain, version=version)
-        check_types(self, attrs=attrs, metadata=metadata)
+        check_node(self, attrs, metadata)
         self.inputs: tuple[Value | None, ...] = as_items(inputs, Value, "inputs", self)
         if isinstance(outputs, int):
             self.outputs = tuple(Value(producer=self) for _ in range(outputs))
@@ -530,11 +529,6 @@ def copy_value(value: Value, values: dict[Value, Value]) -> Value:
     return copy
 
 
-def copy_node(node: Node, values: dict[Value, Value]) -> Node:
-    """Return a copy of ``node`` over the copies of its values, and add these to ``values``."""
-    return copy_nodes((node,), values)[0]
-
-
 def copy_nodes(
     nodes: Iterable[Node],
     values: dict[Value, Value],
@@ -598,7 +592,8 @@ def copy_nodes(
             made.producer = copy
             outputs.append(made)
         copy.outputs = tuple(outputs)
-        copy.attrs = {}
-        for key, held in node.attrs.items():
-            copy.attrs[key] = held.clone() if isinstance(held, Graph) else held
+        attrs = copy.attrs = {}
+        if node.attrs:
+            for key, held in node.attrs.items():
+                attrs[key] = held.clone() if isinstance(held, Graph) else held
     return copies

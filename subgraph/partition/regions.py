@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from subgraph.errors import PartitionError, require_type
-from subgraph.graph.graph import Graph, Node, Value, copy_node, copy_value
+from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
 from subgraph.operators.subgraph_op import (
     AFFINITY,
     ASKED_AFFINITY,
@@ -157,7 +157,7 @@ class _Inlining:
             # Values that are known before the node is copied are results of the region. They have
             # the names of the outer values, which must not change.
             known = {value for value in node.outputs if value in values}
-            copy = copy_node(node, values)
+            (copy,) = copy_nodes((node,), values)
             for key, held in node.attrs.items():
                 if isinstance(held, Graph):
                     copy.attrs[key] = _inlined(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.graph.graph import Node, copy_node, copy_value
+from subgraph.graph.graph import Node, copy_nodes, copy_value
 from subgraph.graph.types import numpy_dtype
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.record import KEY
@@ -96,7 +96,7 @@ def change(**what: Any) -> Callable[[sg.Graph], sg.Graph]:
     def rebuild(graph: sg.Graph) -> sg.Graph:
         values: dict[sg.Value, sg.Value] = {}
         inputs = [copy_value(v, values) for v in graph.inputs]
-        nodes = [copy_node(node, values) for node in graph.nodes]
+        nodes = copy_nodes(graph.nodes, values)
         outputs = [copy_value(v, values) for v in graph.outputs]
         by_name = {node.name: node for node in nodes}
         if "op" in what:

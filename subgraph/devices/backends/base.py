@@ -30,7 +30,7 @@ from subgraph.devices.device import Device
 from subgraph.devices.model_input import static_form
 from subgraph.devices.query import PreparedGraph
 from subgraph.errors import ConfigError, DeviceError, ModelError, SubgraphError, message_of
-from subgraph.graph.graph import Graph, Node, Value, copy_node
+from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.result_arrays import fill_outputs
 from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, Array, TensorType, numpy_dtype
@@ -533,7 +533,7 @@ def _single_node_model(node: Node) -> bytes:
     graph = node.graph
     assert graph is not None, "a device is asked about nodes of a graph"
     values: dict[Value, Value] = {}
-    copy = copy_node(node, values)
+    (copy,) = copy_nodes((node,), values)
     for value, inside in values.items():
         if value in graph.inputs:  # one with a default is not a weight: a run may replace it
             inside.parameter = None

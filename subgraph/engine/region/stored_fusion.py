@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from subgraph.errors import ModelError, SubgraphError
-from subgraph.graph.graph import Graph, Node, Value, copy_node, copy_value
+from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
 from subgraph.partition.regions import without_default_regions
 from subgraph.partition.replace import Cutter
 from subgraph.system.json_values import with_tuples
@@ -92,7 +92,7 @@ def rebuild(graph: Graph, entries: Described) -> Graph:
     for entry in entries:
         if isinstance(entry, str):
             # `pop` finds descriptions that use a node twice.
-            nodes.append(copy_node(own.pop(entry), values))
+            nodes += copy_nodes((own.pop(entry),), values)
         else:
             members = [own.pop(name) for name in entry["nodes"]]
             nodes.append(_rebuild_fused(cutter, members, entry, values))
