@@ -67,12 +67,10 @@ def window(node: Node, low: Lowering) -> None:
         emit_global_pool(low, x, y, kind)
         return
     lanes, images = block_lanes(x.dtype) if x.layout == "plain" else x.lanes, x.shape[0]
-    source, target = x, y
+    source, target, blocks, pixel = x, y, x.shape[1], x.itemsize
     plain = x.layout == "plain" and x.dtype in FLOATS and not _uses_blocks(x, lanes, g)
     if not plain:
         source, target = blocked(low, lanes, x), blocked_target(low, lanes, y)
-    blocks, pixel = x.shape[1], x.itemsize
-    if not plain:
         blocks, pixel = -(-blocks // lanes), pixel * lanes
     if x.dtype in INT8 and g.kernel[0] == g.source[0] == g.target[0] == 1:
         _emit_byte_maxima(low, g, source, target, images * blocks)

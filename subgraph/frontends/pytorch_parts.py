@@ -55,15 +55,12 @@ def run_in_parts(
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        if node in left:
-            current += current % 2 == 0
-            numbers[node] = current
-        elif _is_item(node) and node.args[0] in left:
+        if _is_item(node) and node.args[0] in left:
             left.add(node)  # an item of a tuple, which is no result of a part
             numbers[node] = numbers[node.args[0]]
-        else:
-            current += current % 2
-            numbers[node] = current
+            continue
+        current += (current % 2 == 1) != (node in left)
+        numbers[node] = current
     if not left or len(left) == len(numbers):
         return None
     split = import_module("torch.fx.passes.split_module").split_module
@@ -125,12 +122,11 @@ class _Part:
         """Note the part, a ``torch.fx.GraphModule``."""
         output = next(node for node in part.graph.nodes if node.op == "output")
         (results,) = output.args
-        # Graphs of ``torch.compile`` return a tuple, those of a part one result, if it has one.
-        self._single = not isinstance(results, (tuple, list))
+        # Graphs of ``torch.compile`` return a tuple, a part with one result that result.
+        self._single = isinstance(results, type(output))
         if self._single:
-            output.args = (() if results is None else (results,),)
+            output.args = ((results,),)
             part.recompile()
-        self._empty = results is None
         self._part, self._compile = part, compile_part
         self._run: Callable[..., Any] | None = None
         self._lock = threading.Lock()
@@ -138,8 +134,6 @@ class _Part:
     def __call__(self, *inputs: Any) -> Any:
         """Run the part."""
         results = (self._run or self._compiled(inputs))(*inputs)
-        if self._empty:
-            return None
         return results[0] if self._single else results
 
     def _compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -46,9 +46,8 @@ def check_node(node: Any, attrs: object, metadata: object) -> None:
         ModelError: As for `check_types`.
     """
     # Most nodes pass here: a partition of a large model makes thousands of them.
-    if not type(node.op_type) is type(node.name) is type(node.domain) is str or (
-        type(node.version) is not int
-    ):
+    texts = type(node.op_type) is type(node.name) is type(node.domain) is str
+    if not (texts and type(node.version) is int):
         fields = ("op_type", "name", "domain", "version")
         check_types(node, **{field: getattr(node, field) for field in fields})
     if attrs or metadata:

@@ -82,7 +82,9 @@ def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals)
         found.selector = found.selector or type(selector).__name__
         if not driver.select(selector, start):
             continue
-        selector, members, without, given_up = _grown(driver, search, found.via, selector, start)
+        selector, members, without, given_up = _grow_region(
+            driver, search, found.via, selector, start
+        )
         for node in (*without, *given_up):
             found.given_up[node] = len(found.regions)
         left = driver.filter(selector, members)
@@ -100,7 +102,7 @@ def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals)
             search.set_free(free)
 
 
-def _grown(
+def _grow_region(
     driver: SelectorDriver, search: Search, via: array[int], selector: SubgraphSelector, start: int
 ) -> tuple[SubgraphSelector, list[int], list[int], list[int]]:
     """Grow a region; if the selector keeps state, again without the nodes that were given up.
