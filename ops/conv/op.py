@@ -20,7 +20,7 @@ from subgraph.operators.requirements import (
     require_whole_number,
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
 from subgraph.ops.pool.windows import (
     MAX_EXTENT,
     convolution,
@@ -155,6 +155,38 @@ def fused_conv_operands(
     require_shape("R", r, own.sizes, "the result's")
 
 
+def added_weights(node: Node, w: Tensor, added: Tensor | None = None) -> None:
+    """Require a weight that fits into another one, or one factor for each output channel.
+
+    AddConvWeights is the weight of the convolution that computes the sum of the results of two, or
+    of one and of its input, scaled or as it is. The attribute ``offset`` is the tap of W at which
+    the other weight begins, or that reads the pixel at the place of the result.
+
+    Args:
+        node: The AddConvWeights.
+        w: Filters, ``[M, C / group, *kernel]``.
+        added: Smaller filters, ``[M, C / group, *kernel]``, of w's dtype; factors, ``[M]``; or
+            None, factors of 1.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
+    offset = [int(tap) for tap in node.attrs["offset"]]
+    sizes = [1] * len(offset)
+    if added is not None:
+        require_dtype("the added weight", added, w.dtype)
+        filters = w.shape[: min(2, added.rank)]
+        sizes = list(added.shape[2:]) or sizes
+        own = (*filters, *added.shape[2:])
+        require_shape("the added weight", added, own, "as many filters as W has")
+    fits = len(sizes) == len(offset) == w.rank - 2
+    fits = fits and all(
+        tap >= 0 and tap + size <= own
+        for tap, size, own in zip(offset, sizes, w.shape[2:], strict=True)
+    )
+    require(fits, "the added weight, {}, lies at tap {} of W, {}", sizes, offset, w)
+
+
 def convolution_transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of ConvTranspose.
 
@@ -218,5 +250,12 @@ declare(
     compute=reference.conv_transpose,
     grows=True,
     batch=along(0),
+)
+declare(
+    "AddConvWeights",
+    domain=INTERNAL_DOMAIN,
+    requires=added_weights,
+    infer=first_type,
+    compute=reference.add_conv_weights,
 )
 declare("FusedConv", domain=INTERNAL_DOMAIN, requires=fused_conv_operands)

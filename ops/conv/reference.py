@@ -128,3 +128,19 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
 
 def _numbers(node: Node, name: str, default: list[int]) -> list[int]:
     return [int(number) for number in node.attrs.get(name) or default]
+
+
+def add_conv_weights(node: Node, inputs: Sequence[Any]) -> list[Array]:
+    """Return the weight of a convolution whose result is the sum of those of two weights."""
+    weight, small = inputs[0].copy(), inputs[1] if len(inputs) > 1 else None
+    offset = node.attrs["offset"]
+    if small is not None and small.ndim > 1:
+        sizes = small.shape[2:]
+        place = tuple(slice(at, at + n) for at, n in zip(offset, sizes, strict=True))
+        weight[(slice(None), slice(None), *place)] += small
+        return [weight]
+    # Channel c of the result reads channel c of the input, the (c mod inputs)-th of its group.
+    channels = np.arange(len(weight))
+    factor = 1 if small is None else small
+    weight[(channels, channels % max(weight.shape[1], 1), *offset)] += factor
+    return [weight]

@@ -370,12 +370,12 @@ def test_norms_between_convolutions_go_into_both() -> None:
 
 @pytest.mark.parametrize("op", ["Add", "Sum"])
 def test_a_residual_joins_once(op: str) -> None:
-    x = sg.input("x", (1, 16, 6, 6), "float32")
+    x, z = (sg.input(name, (1, 16, 6, 6), "float32") for name in "xz")
     left = ops.Conv(x, weight("l", 16, 16, 1, 1))
-    right = ops.Conv(x, weight("r", 16, 16, 3, 3), pads=[1, 1, 1, 1])
-    graph = sg.Graph([x], [ops.Relu(getattr(ops, op)(left, right))])
+    right = ops.Conv(z, weight("r", 16, 16, 3, 3), pads=[1, 1, 1, 1])
+    graph = sg.Graph([x, z], [ops.Relu(getattr(ops, op)(left, right))])
     assert sorted(fused_ops(graph)) == ["Conv", "FusedConv"]
-    check(graph, values(1, 16, 6, 6))
+    check(graph, values(1, 16, 6, 6), values(1, 16, 6, 6))
 
 
 def test_a_convolution_added_to_its_own_input() -> None:
