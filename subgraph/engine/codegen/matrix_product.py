@@ -15,13 +15,13 @@ from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import INT64, VOID, define
 from subgraph.engine.codegen.matrix_registers import (
     LANES,
-    PAIR_ROWS,
     REGISTER_BYTES,
     ROW_BYTES,
     ROWS,
     PairSums,
     RegisterTile,
     RowGroups,
+    pair_rows,
 )
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.system import host
@@ -92,9 +92,10 @@ class _Product:
         """Emit the tile of all rows by dot products of pairs; arguments are those of `tile`."""
         e, b = self.e, self.e.b
         left, to = e.variable(self.count), e.variable(c)
-        at = RowGroups(e, self.left, e.const(ROW_BYTES), self.left_register)
+        most = pair_rows(vectors)
+        at = RowGroups(e, most, self.left, e.const(ROW_BYTES), self.left_register)
         with e.while_positive(left):
-            part = PairSums(e, PAIR_ROWS, vectors, e.const(ROW_BYTES), e.const(REGISTER_BYTES))
+            part = PairSums(e, most, vectors, e.const(ROW_BYTES), e.const(REGISTER_BYTES))
             places = [
                 (slot, b.add(b.mul(self.line, e.const(i)), e.const(j * ROW_BYTES)))
                 for i, j, slot in part.each()
@@ -110,8 +111,8 @@ class _Product:
             for slot, offset in places:
                 e.store(e.get(slot), b.add(e.get(to), offset))
             at.advance()
-            e.step(to, b.mul(self.line, e.const(PAIR_ROWS)))
-            e.step(left, e.const(-PAIR_ROWS))
+            e.step(to, b.mul(self.line, e.const(most)))
+            e.step(left, e.const(-most))
 
 
 def _emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:

@@ -50,7 +50,8 @@ REGISTER_BYTES = ROWS * ROW_BYTES
 # Registers of A and of B follow those of the sums.
 _SUMS, _LEFT, _RIGHT = 0, 4, 6
 _REGISTERS = 8
-PAIR_ROWS = 8  # rows of `PairSums`: with two vectors each, all stay in registers
+_PAIR_SUMS = 16  # vectors of `PairSums`, which stay in registers with their operands
+_BASE_ROWS = 8  # rows of A that an address register reaches by multiples of their stride
 _UNROLLED = 8  # pairs of elements of an unrolled loop, a power of two (estimate)
 # The configuration of all registers to their full size: Intel's "palette 1", whose bytes 16 to 31
 # are the bytes of a row of each register (16 bits), and bytes 48 to 55 the numbers of rows.
@@ -338,8 +339,13 @@ class RegisterTile:
             e.put(most, run)
 
 
+def pair_rows(vectors: int) -> int:
+    """Return the rows of `PairSums` of ``vectors`` vectors that follow each other in a tile."""
+    return _PAIR_SUMS // vectors
+
+
 class PairSums:
-    """Sums of up to 8 rows in vector registers, to which dot products of pairs are added.
+    """Sums of up to `pair_rows` rows in vector registers, to which dot products of pairs are added.
 
     This computes a part of a matrix tile on a machine without tile registers, from the same
     operands.
@@ -354,7 +360,8 @@ class PairSums:
 
     def __init__(self, e: Emit, rows: int, vectors: int, left_row: Any, right_vector: Any) -> None:
         self.e, self.rows, self.vectors = e, rows, vectors
-        self._left, self._right = e.multiples(left_row, rows), right_vector
+        self._left, self._right = e.multiples(left_row, min(rows, _BASE_ROWS)), right_vector
+        self._next_base = e.b.mul(left_row, e.const(_BASE_ROWS))
         self._slots = [e.variable(e.fconst(0.0)) for _ in range(rows * vectors)]
 
     def each(self) -> list[tuple[int, int, Any]]:
@@ -374,45 +381,57 @@ class PairSums:
             pairs: Pairs of elements along K, LLVM int64.
         """
         e = self.e
-        from_left, from_right = e.variable(left), e.variable(right)
+        bases = range((self.rows + _BASE_ROWS - 1) // _BASE_ROWS)
+        from_left = [e.variable(e.b.add(left, e.b.mul(self._next_base, e.const(k)))) for k in bases]
+        from_right = e.variable(right)
         for unrolled, count in (
             (_UNROLLED, e.b.lshr(pairs, e.const(_UNROLLED.bit_length() - 1))),
             (1, e.b.and_(pairs, e.const(_UNROLLED - 1))),
         ):
             with e.loop(count):
                 for k in range(unrolled):
-                    self._add_pair(e.get(from_left), e.get(from_right), k)
+                    self._add_pair([e.get(base) for base in from_left], e.get(from_right), k)
                     e.fence()
-                e.step(from_left, e.const(unrolled * 4))
+                for base in from_left:
+                    e.step(base, e.const(unrolled * 4))
                 e.step(from_right, e.const(unrolled * ROW_BYTES))
 
-    def _add_pair(self, left: Any, right: Any, number: int) -> None:
+    def _add_pair(self, bases: Sequence[Any], right: Any, number: int) -> None:
+        """Emit the products of a pair of elements.
+
+        Args:
+            bases: Addresses of rows of A, of every `_BASE_ROWS`-th one.
+            right: Address of the first register of B.
+            number: Number of the pair.
+        """
         e, b = self.e, self.e.b
         words = ir.VectorType(I32, LANES)
         at = b.add(right, e.const(number * ROW_BYTES))
         columns = [load_at(b, at, words, 4)]
         if self.vectors == 2:
             columns.append(load_at(b, b.add(at, self._right), words, 4))
-        row = None
-        for i, j, slot in self.each():
-            if j == 0:
-                from_row = b.add(b.add(left, self._left[i]), e.const(number * 4))
-                row = splat_value(b, load_at(b, from_row, I32, 4), LANES)
-            e.put(slot, emit_dot2(b, e.get(slot), row, columns[j]))
+        for i, slots in enumerate(self.by_row()):
+            from_row = b.add(bases[i // _BASE_ROWS], self._left[i % _BASE_ROWS])
+            from_row = b.add(from_row, e.const(number * 4))
+            row = splat_value(b, load_at(b, from_row, I32, 4), LANES)
+            for slot, values in zip(slots, columns, strict=True):
+                e.put(slot, emit_dot2(b, e.get(slot), row, values))
 
 
 class RowGroups:
-    """The address of A at each `PAIR_ROWS` rows of a tile, twice in a register.
+    """The address of A at each 16 or 8 rows of a tile, once or twice in a register.
 
     Args:
         e: The emitter.
+        rows: Rows, 16 or 8.
         first: Address of the first row, LLVM int64.
         row: Bytes between rows of a register, LLVM int64.
         register: Bytes between registers, LLVM int64.
     """
 
-    def __init__(self, e: Emit, first: Any, row: Any, register: Any) -> None:
-        self.e, self._register, self._half = e, register, e.b.mul(row, e.const(PAIR_ROWS))
+    def __init__(self, e: Emit, rows: int, first: Any, row: Any, register: Any) -> None:
+        self.e, self._register = e, register
+        self._half = e.b.mul(row, e.const(rows)) if rows < ROWS else None
         self._at, self._is_upper = e.variable(first), e.variable(e.const(0))
 
     def get(self) -> Any:
@@ -422,6 +441,9 @@ class RowGroups:
     def advance(self) -> None:
         """Go to the next rows."""
         e, b = self.e, self.e.b
+        if self._half is None:
+            e.step(self._at, self._register)
+            return
         is_upper = e.get(self._is_upper)
         odd = b.icmp_signed("!=", is_upper, e.const(0))
         e.step(self._at, b.select(odd, b.sub(self._register, self._half), self._half))

@@ -25,12 +25,12 @@ from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I16, bf16_to_f32, load_at, store_at
 from subgraph.engine.codegen.matrix_registers import (
     LANES,
-    PAIR_ROWS,
     ROW_BYTES,
     ROWS,
     PairSums,
     RegisterTile,
     RowGroups,
+    pair_rows,
 )
 from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tiling import (
@@ -184,7 +184,7 @@ class _MatrixTile(RegisterTile):
 
 
 class _PairTile(_MatrixTile):
-    """Emits the same tile by dot products of pairs: 8 rows at a time, or the last 4 alone."""
+    """Emits the same tile by dot products of pairs: 16 sums at a time, or the last 8."""
 
     def __init__(self, e: Emit, t: Any, rows: int, vectors: int, masked: bool) -> None:
         super().__init__(e, t, rows, vectors, masked)
@@ -198,32 +198,33 @@ class _PairTile(_MatrixTile):
         sums = self.room_for_sums()
         residual, c = (e.variable(e.word(t, name)) for name in ("residual", "c"))
         left, to = e.variable(rows), e.variable(sums)
-        a = RowGroups(e, e.word(t, "a"), self.a_row, self.a_register)
+        most = pair_rows(self.vectors)
+        a = RowGroups(e, most, e.word(t, "a"), self.a_row, self.a_register)
         # Results of whole groups of rows are stored from registers, unless rows have gaps.
         is_adjacent = b.icmp_signed("==", e.word(t, "run_rows"), e.const(0))
         epilogue = _Epilogue(self)
         whole_rows = e.variable(e.const(0))
         with e.while_positive(left):
-            few = b.icmp_signed("<=", e.get(left), e.const(PAIR_ROWS // 2))
+            few = b.icmp_signed("<=", e.get(left), e.const(most // 2))
             with b.if_else(few) as (half, whole):
                 with half:
-                    self.store_sums(self.products(PAIR_ROWS // 2, a.get()), e.get(to))
+                    self.store_sums(self.products(most // 2, a.get()), e.get(to))
                 with whole:
-                    part = self.products(PAIR_ROWS, a.get())
-                    is_full = b.icmp_signed(">=", e.get(left), e.const(PAIR_ROWS))
+                    part = self.products(most, a.get())
+                    is_full = b.icmp_signed(">=", e.get(left), e.const(most))
                     with b.if_else(b.and_(is_adjacent, is_full)) as (stores, otherwise):
                         with stores:
                             epilogue.emit(part.by_row(), e.get(residual), e.get(c))
-                            e.step(residual, b.mul(epilogue.residual_row, e.const(PAIR_ROWS)))
-                            e.step(c, b.mul(epilogue.c_row, e.const(PAIR_ROWS)))
-                            e.step(whole_rows, e.const(PAIR_ROWS))
+                            e.step(residual, b.mul(epilogue.residual_row, e.const(most)))
+                            e.step(c, b.mul(epilogue.c_row, e.const(most)))
+                            e.step(whole_rows, e.const(most))
                         with otherwise:
                             self.store_sums(part, e.get(to))
             # Only the first rows prefetch what the tile shall.
             e.put(self.ahead_left, e.const(0))
-            e.step(to, e.const(PAIR_ROWS * self.vectors * ROW_BYTES))
+            e.step(to, e.const(most * self.vectors * ROW_BYTES))
             a.advance()
-            e.step(left, e.const(-PAIR_ROWS))
+            e.step(left, e.const(-most))
         done = b.mul(e.get(whole_rows), e.const(self.vectors * ROW_BYTES))
         rest = b.sub(rows, e.get(whole_rows))
         self.finish_rows(rest, b.add(sums, done), e.get(residual), e.get(c))
