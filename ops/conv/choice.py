@@ -393,12 +393,16 @@ def _fills_blocks(value: Value | None) -> bool:
 
 
 def _multiplies_matrices(convolution: Node) -> bool:
-    """Return whether a convolution multiplies matrix tiles: groups are whole blocks of channels."""
+    """Return whether a convolution multiplies matrix tiles of whole blocks of channels.
+
+    Two groups of 16 channels are a block, except for a transposed convolution.
+    """
     groups, filters = int(convolution.attrs.get("group", 1)), convolution.inputs[1]
     # Filters are [M, C / groups, ...], those of a transposed convolution [C, M / groups, ...].
     channels, of_group = _size(filters, 0), _size(filters, 1)
     whole = channels % (groups * MATRIX_DEPTH) == 0 and of_group % MATRIX_DEPTH == 0
-    return groups == 1 or whole
+    halves = groups % 2 == 0 and of_group == MATRIX_ROWS and channels % (groups * of_group) == 0
+    return groups == 1 or whole or (halves and convolution.op_type != "ConvTranspose")
 
 
 def _size(value: Value | None, axis: int) -> int:

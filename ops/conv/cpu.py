@@ -51,7 +51,7 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.system.host import caches
 
 from .arguments import GenericArguments
-from .bfloat16.cpu import emit_matrix_convolution, gathers, volume_weights
+from .bfloat16.cpu import emit_matrix_convolution, gathers, groups_of_line, volume_weights
 from .bfloat16.image import image_weights
 from .choice import Algorithm, Method, choose, stores_bfloat16
 from .depthwise import emit_depthwise, has_windows, repeat_channels
@@ -78,8 +78,9 @@ def _widen_operands(job: Job, algorithm: Algorithm) -> None:
     """Convert the operands in the layout "bfloat16" that the algorithm does not take so."""
     g, lanes = job.g, job.of.lanes
     matrix = algorithm.method in (Method.MATRIX, Method.MATRIX_IMAGE)
-    # Blocks of 32 channels must not cross groups.
-    if not (matrix and (g.groups == 1 or g.inputs % MATRIX_DEPTH == 0)):
+    # Blocks of 32 channels must not cross groups, unless two groups are one.
+    whole = g.groups == 1 or g.inputs % MATRIX_DEPTH == 0 or groups_of_line(g) == 2
+    if not (matrix and whole):
         job.x = widened(job.low, job.x)
     if job.residual and not (matrix and round_up(g.outputs, lanes) % MATRIX_DEPTH == 0):
         job.residual = widened(job.low, job.residual)
@@ -175,7 +176,9 @@ def _matrix(job: Job, *, plain: bool) -> None:
     else:
         recipe = f"conv volume {of.nv}x{of.lanes} groups {g.groups} {of.packed_as}"
         weight = job.weight(recipe, volume_weights(of, g))
-    if stores_bfloat16(low, job.y, g.outputs, job.act):
+    # Groups of 16 outputs are halves of a block of 32 channels.
+    pairs = 2 if g.outputs == MATRIX_ROWS and g.groups % 2 == 0 else 1
+    if stores_bfloat16(low, job.y, g.outputs * pairs, job.act):
         job.y.store_as("bfloat16")
     with _packed_conv(job, of, g, x, weight) as packed:
         emit_matrix_convolution(low, packed, plain=plain, flops=job.g.flops)

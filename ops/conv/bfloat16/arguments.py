@@ -84,6 +84,7 @@ class MatrixConvArguments(KernelArguments):
         bias: One element for each channel, padded to whole blocks; 0: none.
         residual: An array of one of both forms that is added; 0: none.
         groups: Groups of channels.
+        groups_of_line: Groups whose channels are a block of x: 2 of 16, else 1.
         planes: Planes of outputs that are computed one by one.
         blocks: Blocks of 32 input channels of a group, for each of the taps along the depth.
         output_blocks: Blocks of 16 output channels of a group.
@@ -101,7 +102,7 @@ class MatrixConvArguments(KernelArguments):
         columns: Outputs of a row; the last one may have fewer.
         gap: Rows of a tile between the last output of a row and the first one of the next row; -1:
             no tile has outputs of several rows.
-        x_group: Bytes of x between groups, those of the next image included.
+        x_group: Bytes of x between groups that share no block, those of the next image included.
         x_plane: Bytes of x between the first pixels of planes of outputs.
         x_block: Bytes of x between blocks of channels.
         x_tap_row: Bytes of x between rows of taps.
@@ -115,7 +116,7 @@ class MatrixConvArguments(KernelArguments):
         y_row: With ``scratch`` the bytes of y between rows of outputs of an image.
         y_column: With ``scratch`` the bytes of y between outputs of a row of an image.
         y_columns: Outputs of a row of an image.
-        y_rounded: With ``scratch`` whether y is of bfloat16.
+        y_rounded: Whether y is of bfloat16.
         residual_block: As ``y_block``, of the residual.
         residual_plane: As ``y_plane``, of the residual.
         tile: The matrix tile.
@@ -137,6 +138,7 @@ class MatrixConvArguments(KernelArguments):
     bias: Address
     residual: Address
     groups: int
+    groups_of_line: int
     planes: int
     blocks: int
     output_blocks: int

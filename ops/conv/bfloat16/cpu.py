@@ -54,14 +54,16 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         flops: Operations to report.
     """
     of, g, x, y, residual = conv.of, conv.g, conv.x, conv.out.y, conv.out.residual
+    halves = 1 if plain else groups_of_line(g)
+    lines = attrs.evolve(g, groups=g.groups // halves, inputs=g.inputs * halves)
     if plain:
         source = emit_image_lines(low, g, x)
     elif _is_rounded(x) and g.taps == 1 and g.source == g.target and not any(g.pads):
-        source = _whole_image(x, g)
+        source = _whole_image(x, lines)
     elif gathers(of, g):
-        source = _emit_registers(low, of, g, x)
+        source = _emit_registers(low, of, lines, x)
     else:
-        source = _emit_rows(low, of, g, x)
+        source = _emit_rows(low, of, lines, x)
     output_blocks = -(-g.outputs // of.lanes)
     panels = -(-output_blocks // of.nv)
     unit_rows, unit_panels, ahead_lines = _units(low.threads, of, g, source, panels)
@@ -80,9 +82,10 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         bias=conv.bias,
         residual=residual,
         groups=g.groups,
+        groups_of_line=halves,
         planes=source.planes,
         blocks=source.blocks,
-        depth=source.depth,
+        depth=source.depth // halves,
         last_depth=0 if plain else round_up(g.inputs % MATRIX_DEPTH, 2),
         output_blocks=output_blocks,
         taps_height=source.taps[0],
@@ -114,7 +117,11 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
     )
     units = g.images * g.groups * source.planes
     units *= -(-source.rows // unit_rows) * -(-panels // unit_panels)
-    read = x.nbytes if isinstance(x, Operand) else g.images * g.groups * source.strides["x_group"]
+    read = (
+        x.nbytes
+        if isinstance(x, Operand)
+        else lines.images * lines.groups * source.strides["x_group"]
+    )
     written = g.images * g.groups * output_blocks * y_block
     low.emit(
         Kernel("subgraph.ops.conv.bfloat16.kernels", "convolve"),
@@ -128,6 +135,11 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
 
 def _is_rounded(operand: Argument) -> bool:
     return isinstance(operand, Operand) and operand.layout == "bfloat16"
+
+
+def groups_of_line(g: Geometry) -> int:
+    """Return how many groups share the 32 channels of a pixel of a line: 2 of 16, else 1."""
+    return 2 if 2 * g.inputs == MATRIX_DEPTH and g.groups % 2 == 0 else 1
 
 
 def gathers(of: Tiles, g: Geometry) -> bool:

@@ -257,6 +257,9 @@ def convolve() -> Callable[..., None]:
             t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
             block += where.number * a.output_blocks
             y = a.y + block * a.y_block + a.y_offset + where.plane * a.y_plane
+            if a.y_rounded and block % 2 == 1:
+                # The second half of the pixels of the block of 32 channels before.
+                y += ROW_BYTES // 2 - a.y_block
             t.c = y + where.pixel * _PIXEL if scratch == 0 else scratch
             if a.residual != 0:
                 t.residual = a.residual + block * a.residual_block + where.pixel * _PIXEL
@@ -298,7 +301,8 @@ def convolve() -> Callable[..., None]:
                 rows = min(most, last - at)
                 if a.gap < 0:
                     rows = min(rows, a.columns - column)
-                t.a = a.x + number * a.x_group + plane * a.x_plane
+                line, half = number // a.groups_of_line, number % a.groups_of_line
+                t.a = a.x + line * a.x_group + half * (ROW_BYTES // 2) + plane * a.x_plane
                 t.a += row * a.x_row + column * a.x_column
                 t.first_run = a.columns - column
                 pixel = row * a.columns + column

@@ -142,12 +142,14 @@ class TileRegisters:
     def _call(self, name: str, *args: Any) -> None:
         call_intrinsic(self.e.b, f"llvm.x86.{name}", ir.VoidType(), list(args))
 
-    def _copy(self, source: Any, source_row: Any, target: Any, target_row: Any) -> None:
-        """Copy the rows of a register between two addresses."""
+    def _copy(
+        self, source: Any, source_row: Any, target: Any, target_row: Any, mask: Any = None
+    ) -> None:
+        """Copy the rows of a register, or the elements of them in a mask, between two addresses."""
         e = self.e
         at, to = e.variable(source), e.variable(target)
         with e.loop(e.const(ROWS)):
-            e.store(e.load(e.get(at)), e.get(to))
+            e.store(e.load(e.get(at), mask), e.get(to))
             e.step(at, source_row)
             e.step(to, target_row)
 
@@ -169,7 +171,9 @@ class TileRegisters:
             row: LLVM int64, bytes between rows.
         """
         if self.slots:
-            self._copy(address, row, self.slots[register], self.e.const(ROW_BYTES))
+            # Registers of A have as many columns as a step has elements.
+            mask = self.e.tail_mask(self.pairs) if register in (_LEFT, _LEFT + 1) else None
+            self._copy(address, row, self.slots[register], self.e.const(ROW_BYTES), mask)
             return
         self._call("tileloadd64", I8(register), pointer(self.e.b, address, I8), row)
 

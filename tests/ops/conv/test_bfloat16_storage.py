@@ -88,7 +88,7 @@ def networks(draw: st.DrawFn) -> tuple[sg.Graph, Array]:
     between += ["AveragePool", "Neg", "ConvTranspose"]
     for _ in range(draw(st.integers(1, 5))):
         kernel, stride = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([1, 1, 2]))
-        net.convolve(draw(CHANNELS), kernel, stride, draw(st.integers(1, 3)))
+        net.convolve(draw(CHANNELS), kernel, stride, draw(st.sampled_from([1, 2, 3, 4, 6])))
         for step in draw(st.lists(st.sampled_from(between), max_size=2)):
             net.add(step)
     values = [value for value, _, _ in net.values[1:]]
@@ -161,6 +161,33 @@ def test_only_the_first_convolution_rounds_its_input(between: tuple[str, ...], a
     exact = sg.compile_model(graph, "CPU")([x])[0]
     got = sg.compile_model(graph, "CPU", OPTION)([x])[0]
     assert 0 < np.abs(np.asarray(got) - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_two_groups_of_16_channels_are_a_block(stride: int) -> None:
+    """As in RegNetX: values before and behind a grouped convolution are stored as bfloat16."""
+    net = Network(6, 2, 32, 9)
+    for outputs, kernel, step, groups in ((64, 1, 1, 1), (64, 3, stride, 4), (32, 1, 1, 1)):
+        net.convolve(outputs, kernel, step, groups)
+        net.add("Relu")
+    graph = sg.Graph([net.x], [net.values[-1][0]])
+    x = net.rng.standard_normal((2, 32, 9, 9)).astype(np.float32)
+    lines = [kernel for kernel in kernels_of(graph, x) if "kernels.lines" in kernel]
+    assert [("rounded=True" in kernel) for kernel in lines] == [False, True]
+    exact = sg.compile_model(graph, "CPU")([x])[0]
+    got = sg.compile_model(graph, "CPU", OPTION)([x])[0]
+    assert 0 < np.abs(np.asarray(got) - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_infinity_stays_in_its_group() -> None:
+    net = Network(7, 1, 64, 5)
+    net.convolve(64, 3, 1, 4)
+    graph = sg.Graph([net.x], [net.values[-1][0]])
+    x = net.rng.standard_normal((1, 64, 5, 5)).astype(np.float32)
+    x[0, 17] = np.inf  # in the second group
+    got = np.asarray(sg.compile_model(graph, "CPU", OPTION)([x])[0])
+    finite = np.isfinite(got).all(axis=(0, 2, 3))
+    np.testing.assert_array_equal(finite, [k not in range(16, 32) for k in range(64)])
 
 
 def test_transposed_convolutions_read_and_store_bfloat16() -> None:
