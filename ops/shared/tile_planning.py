@@ -101,17 +101,20 @@ class Tiles:
         forms = {"weights": self.weights, "operands": self.operands}
         return shape | {name: form for name, form in forms.items() if form}
 
-    def contraction(self, masked: bool = False, ahead: bool = False) -> Kernel:
+    def contraction(self, masked: bool = False, ahead: bool = False, runs: bool = False) -> Kernel:
         """Return the contraction tile.
 
         Args:
             masked: The last vector of a row is partial.
             ahead: It prefetches weights (few-row tiles only).
+            runs: Its rows may be of several runs of A (dot products of pairs of bfloat16 only).
         """
         if self.operands:
+            of_runs: dict[str, bool] = {"runs": True} if runs else {}
             return Kernel(
-                "subgraph.engine.codegen.matrix_tile", "contraction", masked=masked, **self.variant
-            )
+                "subgraph.engine.codegen.matrix_tile", "contraction", masked=masked, **of_runs,
+                **self.variant,
+            )  # fmt: skip
         # Many-row tiles were tuned without prefetching.
         extra: dict[str, bool] = {"ahead": True} if ahead and self.few_rows else {}
         if self.squares:

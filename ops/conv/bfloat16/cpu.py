@@ -24,7 +24,7 @@ from subgraph.graph.types import Array
 from subgraph.ops.movement.geometry import Geometry, direct_weights
 from subgraph.ops.movement.packed_conv import PackedConv
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, shared, units_wanted
-from subgraph.system.host import caches
+from subgraph.system.host import caches, has_bfloat16_tiles
 
 from .arguments import LineArguments, MatrixConvArguments
 from .image import MatrixInput, emit_image_lines
@@ -108,7 +108,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         y_rounded=int(_is_rounded(y)),
         residual_block=g.pixels * of.lanes * (2 if _is_rounded(residual) else of.item),
         residual_plane=strides["y_plane"] * _LINE,
-        tile=of.contraction(),
+        tile=of.contraction(runs=source.gap >= 0 and not has_bfloat16_tiles()),
         **activation,
         unit_rows=unit_rows,
         unit_panels=unit_panels,
@@ -184,6 +184,9 @@ def _registers_of_rows(g: Geometry) -> tuple[int, int]:
     continue in those of the next one: a few outputs between them are computed in vain.
     """
     height, width = g.target[1:]
+    if not has_bfloat16_tiles():
+        # Dot products of pairs take any rows of A, those of several rows of an image, too.
+        return -(-height * width // MATRIX_ROWS), 0
     registers, gap = height * -(-width // MATRIX_ROWS), -1
     if width <= MATRIX_ROWS < 2 * width:
         # Two short rows are a tile: with a register of each, no product waits for the previous one

@@ -191,6 +191,7 @@ def _set_tile(a: MatrixConvArguments, t: TileBlock, scratch: int) -> None:
     t.a_register = a.x_register
     t.run_rows = a.columns if a.gap >= 0 else 0
     t.gap_rows = max(a.gap, 0)
+    t.a_gap = a.x_row - a.columns * a.x_column
     t.pace = a.ahead_lines * 2 * ROW_BYTES
     t.b_vector = REGISTER_BYTES
     t.c_row = _PIXEL if scratch == 0 else _SCRATCH_ROW

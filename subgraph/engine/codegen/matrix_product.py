@@ -20,11 +20,11 @@ from subgraph.engine.codegen.matrix_registers import (
     ROWS,
     PairSums,
     RegisterTile,
-    RowGroups,
-    pair_rows,
 )
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.system import host
+
+_PAIR_ROWS = 8  # rows whose sums stay in registers: half of a register of A
 
 
 class _Product:
@@ -91,11 +91,11 @@ class _Product:
     def pair_rows(self, vectors: int, right: Any, c: Any) -> None:
         """Emit the tile of all rows by dot products of pairs; arguments are those of `tile`."""
         e, b = self.e, self.e.b
-        left, to = e.variable(self.count), e.variable(c)
-        most = pair_rows(vectors)
-        at = RowGroups(e, most, self.left, e.const(ROW_BYTES), self.left_register)
+        left, to, at = (e.variable(value) for value in (self.count, c, self.left))
+        offsets = [e.const(i * ROW_BYTES) for i in range(_PAIR_ROWS)]
+        half, is_upper = e.const(_PAIR_ROWS * ROW_BYTES), e.variable(e.const(0))
         with e.while_positive(left):
-            part = PairSums(e, most, vectors, e.const(ROW_BYTES), e.const(REGISTER_BYTES))
+            part = PairSums(e, offsets, vectors, e.const(REGISTER_BYTES))
             places = [
                 (slot, b.add(b.mul(self.line, e.const(i)), e.const(j * ROW_BYTES)))
                 for i, j, slot in part.each()
@@ -103,16 +103,19 @@ class _Product:
             with e.when(b.icmp_signed("!=", self.adds, e.const(0))):
                 for slot, offset in places:
                     e.put(slot, e.load(b.add(e.get(to), offset)))
-            from_left, from_right = e.variable(at.get()), e.variable(right)
+            from_left, from_right = e.variable(e.get(at)), e.variable(right)
             with e.loop(self.steps):
                 part.add(e.get(from_left), e.get(from_right), e.const(MATRIX_DEPTH // 2))
                 e.step(from_left, e.const(REGISTER_BYTES))
                 e.step(from_right, self.right_step)
             for slot, offset in places:
                 e.store(e.get(slot), b.add(e.get(to), offset))
-            at.advance()
-            e.step(to, b.mul(self.line, e.const(most)))
-            e.step(left, e.const(-most))
+            # The second half of a register follows, then the first half of the next one.
+            odd = b.icmp_signed("!=", e.get(is_upper), e.const(0))
+            e.step(at, b.select(odd, b.sub(self.left_register, half), half))
+            e.put(is_upper, b.xor(e.get(is_upper), e.const(1)))
+            e.step(to, b.mul(self.line, e.const(_PAIR_ROWS)))
+            e.step(left, e.const(-_PAIR_ROWS))
 
 
 def _emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:

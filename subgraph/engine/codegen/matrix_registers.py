@@ -50,8 +50,6 @@ REGISTER_BYTES = ROWS * ROW_BYTES
 # Registers of A and of B follow those of the sums.
 _SUMS, _LEFT, _RIGHT = 0, 4, 6
 _REGISTERS = 8
-_PAIR_SUMS = 16  # vectors of `PairSums`, which stay in registers with their operands
-_BASE_ROWS = 8  # rows of A that an address register reaches by multiples of their stride
 _UNROLLED = 8  # pairs of elements of an unrolled loop, a power of two (estimate)
 # The configuration of all registers to their full size: Intel's "palette 1", whose bytes 16 to 31
 # are the bytes of a row of each register (16 bits), and bytes 48 to 55 the numbers of rows.
@@ -298,11 +296,16 @@ class RegisterTile:
                     self.registers.load(register, address, row)
             add(sums, _LEFT + i, _RIGHT + j)
 
-    def room_for_sums(self) -> Any:
-        """Return the address of memory on the stack for the rows of all sums, adjacent."""
+    def room_for_sums(self, more: int = 0) -> Any:
+        """Return the address of memory on the stack for the rows of all sums, adjacent.
+
+        Args:
+            more: Further rows.
+        """
         b = self.e.b
         with b.goto_entry_block():
-            slot = b.alloca(ir.ArrayType(F32, self.rows * ROWS * self.vectors * LANES))
+            rows = self.rows * ROWS + more
+            slot = b.alloca(ir.ArrayType(F32, rows * self.vectors * LANES))
             slot.align = ROW_BYTES
         return b.ptrtoint(slot, I64)
 
@@ -344,29 +347,27 @@ class RegisterTile:
 
 
 def pair_rows(vectors: int) -> int:
-    """Return the rows of `PairSums` of ``vectors`` vectors that follow each other in a tile."""
-    return _PAIR_SUMS // vectors
+    """Return the rows of `PairSums` of 1 or 2 vectors, all sums of which stay in registers."""
+    return 16 // vectors
 
 
 class PairSums:
-    """Sums of up to `pair_rows` rows in vector registers, to which dot products of pairs are added.
+    """Sums of some rows in vector registers, to which dot products of pairs are added.
 
     This computes a part of a matrix tile on a machine without tile registers, from the same
     operands.
 
     Args:
         e: The emitter.
-        rows: Rows of sums.
+        offsets: Bytes from the first row of A to each row, LLVM int64; at most `pair_rows`.
         vectors: Vectors of a row, 1 or 2.
-        left_row: Bytes between rows of A, LLVM int64.
         right_vector: Bytes between the registers of B of two vectors, LLVM int64.
     """
 
-    def __init__(self, e: Emit, rows: int, vectors: int, left_row: Any, right_vector: Any) -> None:
-        self.e, self.rows, self.vectors = e, rows, vectors
-        self._left, self._right = e.multiples(left_row, min(rows, _BASE_ROWS)), right_vector
-        self._next_base = e.b.mul(left_row, e.const(_BASE_ROWS))
-        self._slots = [e.variable(e.fconst(0.0)) for _ in range(rows * vectors)]
+    def __init__(self, e: Emit, offsets: Sequence[Any], vectors: int, right_vector: Any) -> None:
+        self.e, self.vectors = e, vectors
+        self._offsets, self._right = offsets, right_vector
+        self._slots = [e.variable(e.fconst(0.0)) for _ in range(len(offsets) * vectors)]
 
     def each(self) -> list[tuple[int, int, Any]]:
         """Return row, number of the vector, and slot of all sums."""
@@ -385,70 +386,75 @@ class PairSums:
             pairs: Pairs of elements along K, LLVM int64.
         """
         e = self.e
-        bases = range((self.rows + _BASE_ROWS - 1) // _BASE_ROWS)
-        from_left = [e.variable(e.b.add(left, e.b.mul(self._next_base, e.const(k)))) for k in bases]
-        from_right = e.variable(right)
+        from_left, from_right = e.variable(left), e.variable(right)
         for unrolled, count in (
             (_UNROLLED, e.b.lshr(pairs, e.const(_UNROLLED.bit_length() - 1))),
             (1, e.b.and_(pairs, e.const(_UNROLLED - 1))),
         ):
             with e.loop(count):
                 for k in range(unrolled):
-                    self._add_pair([e.get(base) for base in from_left], e.get(from_right), k)
+                    self._add_pair(e.get(from_left), e.get(from_right), k)
                     e.fence()
-                for base in from_left:
-                    e.step(base, e.const(unrolled * 4))
+                e.step(from_left, e.const(unrolled * 4))
                 e.step(from_right, e.const(unrolled * ROW_BYTES))
 
-    def _add_pair(self, bases: Sequence[Any], right: Any, number: int) -> None:
-        """Emit the products of a pair of elements.
-
-        Args:
-            bases: Addresses of rows of A, of every `_BASE_ROWS`-th one.
-            right: Address of the first register of B.
-            number: Number of the pair.
-        """
+    def _add_pair(self, left: Any, right: Any, number: int) -> None:
         e, b = self.e, self.e.b
         words = ir.VectorType(I32, LANES)
         at = b.add(right, e.const(number * ROW_BYTES))
         columns = [load_at(b, at, words, 4)]
         if self.vectors == 2:
             columns.append(load_at(b, b.add(at, self._right), words, 4))
-        for i, slots in enumerate(self.by_row()):
-            from_row = b.add(bases[i // _BASE_ROWS], self._left[i % _BASE_ROWS])
-            from_row = b.add(from_row, e.const(number * 4))
+        for offset, slots in zip(self._offsets, self.by_row(), strict=True):
+            from_row = b.add(b.add(left, offset), e.const(number * 4))
             row = splat_value(b, load_at(b, from_row, I32, 4), LANES)
             for slot, values in zip(slots, columns, strict=True):
                 e.put(slot, emit_dot2(b, e.get(slot), row, values))
 
 
-class RowGroups:
-    """The address of A at each 16 or 8 rows of a tile, once or twice in a register.
+class RowRuns:
+    """The rows of A of a tile, a few at a time: runs of rows, with a gap in memory between them.
 
     Args:
         e: The emitter.
-        rows: Rows, 16 or 8.
-        first: Address of the first row, LLVM int64.
-        row: Bytes between rows of a register, LLVM int64.
-        register: Bytes between registers, LLVM int64.
+        row: Bytes between the rows of a run, LLVM int64.
+        run: Rows of a run, LLVM int64.
+        first: Rows of the first run, LLVM int64.
+        gap: Bytes by which the first row of a run is farther away than the next row of the run
+            before, LLVM int64.
+        crosses: Whether rows that are taken together may belong to several runs.
     """
 
-    def __init__(self, e: Emit, rows: int, first: Any, row: Any, register: Any) -> None:
-        self.e, self._register = e, register
-        self._half = e.b.mul(row, e.const(rows)) if rows < ROWS else None
-        self._at, self._is_upper = e.variable(first), e.variable(e.const(0))
+    def __init__(self, e: Emit, row: Any, run: Any, first: Any, gap: Any, crosses: bool) -> None:
+        self.e, self._row, self._run, self._gap = e, row, run, gap
+        self._left, self._crosses = e.variable(first), crosses
 
-    def get(self) -> Any:
-        """Return the address of the present rows."""
-        return self.e.get(self._at)
+    def take(self, count: int, rows: Any) -> tuple[list[Any], Any]:
+        """Return the offsets of the next rows, and the bytes from the first one to the row behind.
 
-    def advance(self) -> None:
-        """Go to the next rows."""
+        Args:
+            count: Number of rows.
+            rows: Rows that exist, LLVM int64; the others have the offset of one that does.
+        """
         e, b = self.e, self.e.b
-        if self._half is None:
-            e.step(self._at, self._register)
-            return
-        is_upper = e.get(self._is_upper)
-        odd = b.icmp_signed("!=", is_upper, e.const(0))
-        e.step(self._at, b.select(odd, b.sub(self._register, self._half), self._half))
-        e.put(self._is_upper, b.xor(is_upper, e.const(1)))
+        left, all_rows = e.get(self._left), e.const(count)
+        is_end = b.icmp_signed("==", left, all_rows)
+        behind = b.add(b.mul(self._row, all_rows), b.select(is_end, self._gap, e.const(0)))
+        e.put(self._left, b.select(is_end, self._run, b.sub(left, all_rows)))
+        offsets = e.multiples(self._row, count)
+        if not self._crosses:
+            return offsets, behind
+        slots = [e.variable(at) for at in [*offsets, behind]]
+        with e.when(b.icmp_signed("<", left, all_rows)):
+            at = e.const(0)
+            for i in range(1, count + 1):
+                left = b.sub(left, e.const(1))
+                is_end = b.icmp_signed("==", left, e.const(0))
+                step = b.select(is_end, b.add(self._row, self._gap), self._row)
+                left = b.select(is_end, self._run, left)
+                exists = b.icmp_signed("<", e.const(i), rows)
+                at = b.select(exists, b.add(at, step), at) if i < count else b.add(at, step)
+                e.put(slots[i], at)
+            e.put(self._left, left)
+        *offsets, behind = [e.get(slot) for slot in slots]
+        return offsets, behind

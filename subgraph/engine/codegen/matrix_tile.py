@@ -16,6 +16,7 @@ but are not stored. Subnormal elements count as 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -29,7 +30,7 @@ from subgraph.engine.codegen.matrix_registers import (
     ROWS,
     PairSums,
     RegisterTile,
-    RowGroups,
+    RowRuns,
     pair_rows,
 )
 from subgraph.engine.codegen.tile import size_switch
@@ -184,10 +185,23 @@ class _MatrixTile(RegisterTile):
 
 
 class _PairTile(_MatrixTile):
-    """Emits the same tile by dot products of pairs: 16 sums at a time, or the last 8."""
+    """Emits the same tile by dot products of pairs, `pair_rows` or half as many rows at a time.
 
-    def __init__(self, e: Emit, t: Any, rows: int, vectors: int, masked: bool) -> None:
+    Args:
+        e: As in `_MatrixTile`.
+        t: As in `_MatrixTile`.
+        rows: As in `_MatrixTile`.
+        vectors: As in `_MatrixTile`.
+        masked: As in `_MatrixTile`.
+        runs: Whether rows of A are runs of `TileBlock.run_rows`, between which rows of C have no
+            gaps; otherwise they are registers of 16 rows.
+    """
+
+    def __init__(
+        self, e: Emit, t: Any, rows: int, vectors: int, masked: bool, *, runs: bool
+    ) -> None:
         super().__init__(e, t, rows, vectors, masked)
+        self.has_runs = runs
         last, pairs = e.word(t, "last_depth"), self.registers.pairs
         is_whole = e.b.icmp_signed("==", last, e.const(0))
         self.last_pairs = e.b.select(is_whole, pairs, e.b.lshr(last, e.const(1)))
@@ -195,24 +209,25 @@ class _PairTile(_MatrixTile):
     def emit(self, rows: Any) -> None:
         """Emit the whole tile of ``rows`` (LLVM int64) rows."""
         e, t, b = self.e, self.t, self.e.b
-        sums = self.room_for_sums()
-        residual, c = (e.variable(e.word(t, name)) for name in ("residual", "c"))
-        left, to = e.variable(rows), e.variable(sums)
         most = pair_rows(self.vectors)
-        a = RowGroups(e, most, e.word(t, "a"), self.a_row, self.a_register)
-        # Results of whole groups of rows are stored from registers, unless rows have gaps.
-        is_adjacent = b.icmp_signed("==", e.word(t, "run_rows"), e.const(0))
+        sums = self.room_for_sums(more=most)
+        residual, c = (e.variable(e.word(t, name)) for name in ("residual", "c"))
+        left, to, a = e.variable(rows), e.variable(sums), e.variable(e.word(t, "a"))
+        runs = self.row_runs()
         epilogue = _Epilogue(self)
         whole_rows = e.variable(e.const(0))
         with e.while_positive(left):
             few = b.icmp_signed("<=", e.get(left), e.const(most // 2))
             with b.if_else(few) as (half, whole):
                 with half:
-                    self.store_sums(self.products(most // 2, a.get()), e.get(to))
+                    part, _ = self.products(most // 2, runs, e.get(left), e.get(a))
+                    self.store_sums(part, e.get(to))
                 with whole:
-                    part = self.products(most, a.get())
+                    part, behind = self.products(most, runs, e.get(left), e.get(a))
+                    e.step(a, behind)
+                    # Results of whole groups of rows are stored from registers.
                     is_full = b.icmp_signed(">=", e.get(left), e.const(most))
-                    with b.if_else(b.and_(is_adjacent, is_full)) as (stores, otherwise):
+                    with b.if_else(is_full) as (stores, otherwise):
                         with stores:
                             epilogue.emit(part.by_row(), e.get(residual), e.get(c))
                             e.step(residual, b.mul(epilogue.residual_row, e.const(most)))
@@ -223,16 +238,36 @@ class _PairTile(_MatrixTile):
             # Only the first rows prefetch what the tile shall.
             e.put(self.ahead_left, e.const(0))
             e.step(to, e.const(most * self.vectors * ROW_BYTES))
-            a.advance()
             e.step(left, e.const(-most))
         done = b.mul(e.get(whole_rows), e.const(self.vectors * ROW_BYTES))
         rest = b.sub(rows, e.get(whole_rows))
         self.finish_rows(rest, b.add(sums, done), e.get(residual), e.get(c))
 
-    def products(self, rows: int, a: Any) -> PairSums:
-        """Emit the sums of a few rows, of which the first one of A is at address ``a``."""
+    def row_runs(self) -> RowRuns:
+        """Return the runs of rows of A: those of an image, or those of registers."""
+        e, t = self.e, self.t
+        if self.has_runs:
+            run, first, gap = (e.word(t, name) for name in ("run_rows", "first_run", "a_gap"))
+        else:
+            run = first = e.const(ROWS)
+            gap = e.b.sub(self.a_register, e.b.mul(self.a_row, run))
+        return RowRuns(e, self.a_row, run, first, gap, self.has_runs)
+
+    def products(self, count: int, runs: RowRuns, rows: Any, a: Any) -> tuple[PairSums, Any]:
+        """Emit the sums of a few rows.
+
+        Args:
+            count: Number of rows.
+            runs: The rows of A.
+            rows: Rows that exist, LLVM int64.
+            a: Address of the first row of A, LLVM int64.
+
+        Returns:
+            The sums, and the bytes from the first row of A to the row behind.
+        """
         e, t, b = self.e, self.t, self.e.b
-        part = PairSums(e, rows, self.vectors, self.a_row, self.b_vector)
+        offsets, behind = runs.take(count, rows)
+        part = PairSums(e, offsets, self.vectors, self.b_vector)
         start, vector = e.word(t, "start"), e.word(t, "start_vector")
         if self.mask is None:
             with e.when(b.icmp_signed("!=", start, e.const(0))):
@@ -244,7 +279,7 @@ class _PairTile(_MatrixTile):
             part.add(at_a, at_b, b.select(is_last, last, pairs))
 
         self.loops(_LOOPS, e.variable(a), e.variable(e.word(t, "b")), step)
-        return part
+        return part, behind
 
     def store_sums(self, part: PairSums, address: Any) -> None:
         """Store sums, rows adjacent."""
@@ -345,7 +380,7 @@ class _Epilogue:
 
 
 def contraction(
-    *, dtype: str, lanes: int, mr: int, nv: int, operands: str, masked: bool
+    *, dtype: str, lanes: int, mr: int, nv: int, operands: str, masked: bool, runs: bool = False
 ) -> Callable[..., None]:
     """Return the kernel that computes one contraction tile of bfloat16.
 
@@ -359,13 +394,14 @@ def contraction(
         nv: Most vectors of a row of a tile, 1 or 2.
         operands: ``"bfloat16"``, the dtype of A and B.
         masked: Whether the last vector of each row has `TileBlock.tail` elements only.
+        runs: Whether tiles have rows of several runs of A (dot products of pairs only).
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
         kind(e, t, rows, vectors, masked).emit(count)
 
     most = mr // ROWS
-    kind = _MatrixTile if host.has_bfloat16_tiles() else _PairTile
+    kind = _MatrixTile if host.has_bfloat16_tiles() else partial(_PairTile, runs=runs)
     # Dot products of pairs have one function for all rows.
     by_registers = host.has_bfloat16_tiles()
     heights = range(1, most + 1) if by_registers else (most,)

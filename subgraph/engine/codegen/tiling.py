@@ -59,7 +59,9 @@ class TileBlock(WordBlock):
         a_register: Stride of A between registers of 16 rows (matrix tiles only).
         run_rows: Rows of sums that are a run of rows of C (matrix tiles only); 0: all rows are.
         gap_rows: Rows of sums between runs, which are not rows of C.
-        first_run: Rows of the first run, if there are gaps.
+        first_run: Rows of the first run, if there are several.
+        a_gap: Bytes by which the first row of A of a run is farther away than the next row of the
+            run before (dot products of pairs only; their sums have no gaps).
         depth: Elements of A of a step (emulated matrix tiles only); 0: `MATRIX_DEPTH`.
         last_depth: Elements of A, an even number, of the last step of the last iteration of the
             outer loop; 0: as of other steps. Only dot products of pairs need not read the rest.
@@ -105,6 +107,7 @@ class TileBlock(WordBlock):
     run_rows: int
     gap_rows: int
     first_run: int
+    a_gap: int
     depth: int
     last_depth: int
 
