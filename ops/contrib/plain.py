@@ -11,6 +11,7 @@ from subgraph.operators.requirements import (
     require,
     require_rank,
     require_shape,
+    require_single,
     require_whole_number,
 )
 from subgraph.ops.movement.operands import pad_operands, trilu_operands
@@ -68,7 +69,18 @@ def pad(call: Call) -> Results:
     return [call.Pad(data, flat, value, mode=call.attribute("mode"))]
 
 
-@function("ExpandDims", "X, axis -> Y")
+def expanded_operands(node: Node, x: Tensor, axis: Tensor) -> None:
+    """Raise ShapeError unless the axis is one number.
+
+    Args:
+        node: The ExpandDims.
+        x: Any tensor.
+        axis: Where the dimension is inserted, int32.
+    """
+    require_single("axis", axis, "int32")
+
+
+@function("ExpandDims", "X, axis -> Y", requires=expanded_operands)
 def expand_dims(call: Call) -> Results:
     """Insert a dimension of size 1."""
     x, axis = call.inputs

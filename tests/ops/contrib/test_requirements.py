@@ -429,6 +429,8 @@ test_rows_of_added_operators_are_not_broadcast = refused(
             for op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
         ),
         use("Unique", floats(2, 3)),
+        use("ExpandDims", floats(2, 3), whole(0, -4)),
+        use("ExpandDims", floats(2, 3), whole()),
         use(
             "FusedConv",
             *(floats(1, 1, 3), floats(1, 1, 1), floats(1), floats(2, 1, 1, 3)),
