@@ -401,8 +401,8 @@ def _multiplies_matrices(convolution: Node) -> bool:
     # Filters are [M, C / groups, ...], those of a transposed convolution [C, M / groups, ...].
     channels, of_group = _size(filters, 0), _size(filters, 1)
     whole = channels % (groups * MATRIX_DEPTH) == 0 and of_group % MATRIX_DEPTH == 0
-    halves = groups % 2 == 0 and of_group == MATRIX_ROWS and channels % (groups * of_group) == 0
-    return groups == 1 or whole or (halves and convolution.op_type != "ConvTranspose")
+    paired = groups % 2 == 0 and of_group == MATRIX_ROWS and channels % (groups * of_group) == 0
+    return groups == 1 or whole or (paired and convolution.op_type != "ConvTranspose")
 
 
 def _size(value: Value | None, axis: int) -> int:

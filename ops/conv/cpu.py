@@ -176,7 +176,7 @@ def _matrix(job: Job, *, plain: bool) -> None:
     else:
         recipe = f"conv volume {of.nv}x{of.lanes} groups {g.groups} {of.packed_as}"
         weight = job.weight(recipe, volume_weights(of, g))
-    # Groups of 16 outputs are halves of a block of 32 channels.
+    # Two groups of 16 outputs are a block of 32 channels.
     pairs = 2 if g.outputs == MATRIX_ROWS and g.groups % 2 == 0 else 1
     if stores_bfloat16(low, job.y, g.outputs * pairs, job.act):
         job.y.store_as("bfloat16")

@@ -54,8 +54,8 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         flops: Operations to report.
     """
     of, g, x, y, residual = conv.of, conv.g, conv.x, conv.out.y, conv.out.residual
-    halves = 1 if plain else groups_of_line(g)
-    lines = attrs.evolve(g, groups=g.groups // halves, inputs=g.inputs * halves)
+    together = 1 if plain else groups_of_line(g)
+    lines = attrs.evolve(g, groups=g.groups // together, inputs=g.inputs * together)
     if plain:
         source = emit_image_lines(low, g, x)
     elif _is_rounded(x) and g.taps == 1 and g.source == g.target and not any(g.pads):
@@ -82,10 +82,10 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         bias=conv.bias,
         residual=residual,
         groups=g.groups,
-        groups_of_line=halves,
+        groups_of_line=together,
         planes=source.planes,
         blocks=source.blocks,
-        depth=source.depth // halves,
+        depth=source.depth // together,
         last_depth=0 if plain else round_up(g.inputs % MATRIX_DEPTH, 2),
         output_blocks=output_blocks,
         taps_height=source.taps[0],
