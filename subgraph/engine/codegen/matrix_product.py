@@ -20,11 +20,11 @@ from subgraph.engine.codegen.matrix_registers import (
     ROWS,
     PairSums,
     RegisterTile,
+    RowRuns,
+    pair_rows,
 )
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.system import host
-
-_PAIR_ROWS = 8  # rows whose sums stay in registers: half of a register of A
 
 
 class _Product:
@@ -92,9 +92,11 @@ class _Product:
         """Emit the tile of all rows by dot products of pairs; arguments are those of `tile`."""
         e, b = self.e, self.e.b
         left, to, at = (e.variable(value) for value in (self.count, c, self.left))
-        offsets = [e.const(i * ROW_BYTES) for i in range(_PAIR_ROWS)]
-        half, is_upper = e.const(_PAIR_ROWS * ROW_BYTES), e.variable(e.const(0))
+        most, row, run = pair_rows(vectors), e.const(ROW_BYTES), e.const(ROWS)
+        gap = b.sub(self.left_register, e.const(REGISTER_BYTES))
+        runs = RowRuns(e, row, run, run, gap, crosses=False)
         with e.while_positive(left):
+            offsets, behind = runs.take(most, e.get(left))
             part = PairSums(e, offsets, vectors, e.const(REGISTER_BYTES))
             places = [
                 (slot, b.add(b.mul(self.line, e.const(i)), e.const(j * ROW_BYTES)))
@@ -110,12 +112,9 @@ class _Product:
                 e.step(from_right, self.right_step)
             for slot, offset in places:
                 e.store(e.get(slot), b.add(e.get(to), offset))
-            # The second half of a register follows, then the first half of the next one.
-            odd = b.icmp_signed("!=", e.get(is_upper), e.const(0))
-            e.step(at, b.select(odd, b.sub(self.left_register, half), half))
-            e.put(is_upper, b.xor(e.get(is_upper), e.const(1)))
-            e.step(to, b.mul(self.line, e.const(_PAIR_ROWS)))
-            e.step(left, e.const(-_PAIR_ROWS))
+            e.step(at, behind)
+            e.step(to, b.mul(self.line, e.const(most)))
+            e.step(left, e.const(-most))
 
 
 def _emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
