@@ -30,6 +30,7 @@ from subgraph.system.registry import Files, Registry, defined_at, nearest
 from subgraph.transform.pass_manager import register_pass
 
 FLOATS = frozenset({"float32", "float64"})
+_B = TypeVar("_B")
 
 
 @attrs.frozen(eq=False)
@@ -272,6 +273,49 @@ def part_of(
     made = Node(op_type, inputs, version=version, attrs=attributes, metadata=part_metadata(node))
     set_output_types(made)
     return made.outputs[0]
+
+
+def merge_sums(
+    graph: Graph,
+    merge: Callable[[Context, Mapping[Node, _B], Node, Value, Value], _B | None],
+    make: Callable[[Node, _B, Mapping[Value, Value]], Value],
+) -> Graph:
+    """Return ``graph``, or a copy in which one branch computes what additions add.
+
+    Args:
+        graph: The graph.
+        merge: ``merge(context, sums, node, first, second)`` returns the branch that computes both
+            operands of the Add ``node``, or None. ``sums`` has the branches of earlier additions.
+        make: ``make(node, branch, replaced)`` returns the value that replaces the result of
+            ``node``. ``replaced`` has those of earlier additions.
+    """
+    if not _merged_sums(graph, merge):
+        return graph
+    graph = graph.clone()
+    replaced: dict[Value, Value] = {}
+    for node, branch in _merged_sums(graph, merge).items():
+        replaced[node.outputs[0]] = make(node, branch, replaced)
+    graph.rewire(replaced)
+    return graph
+
+
+def _merged_sums(
+    graph: Graph, merge: Callable[[Context, Mapping[Node, _B], Node, Value, Value], _B | None]
+) -> dict[Node, _B]:
+    """Return the largest sums that ``merge`` finds, each with its branch."""
+    context = Context(graph)
+    sums: dict[Node, _B] = {}
+    for node in graph.nodes:
+        first, second = (*node.inputs, None, None)[:2]
+        if not is_op(node, "Add") or first is None or second is None or first is second:
+            continue
+        merged = merge(context, sums, node, first, second)
+        if merged is not None:
+            for part in (first.producer, second.producer):
+                if part is not None:
+                    sums.pop(part, None)
+            sums[node] = merged
+    return sums
 
 
 def static_size(shape: Sequence[object] | None) -> int | None:

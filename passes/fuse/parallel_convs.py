@@ -10,12 +10,14 @@ nothing: the sum of the weights is a node on parameters, which the weight cache 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import attrs
 
+from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.pool.windows import windows_of
 from subgraph.passes.patterns import (
     FLOATS,
     Context,
@@ -23,6 +25,7 @@ from subgraph.passes.patterns import (
     fusion_pass,
     is_op,
     is_per_channel,
+    merge_sums,
     part_of,
     produced_by,
     reshaped,
@@ -35,18 +38,9 @@ from subgraph.passes.simplify.fold_scale import fold_scale
 @fusion_pass("AddConvolutions", "transformer", "Conv")
 def add_convolutions(graph: Graph) -> Graph:
     """Return ``graph``, or a copy in which convolutions whose results are added are one."""
-    if not _sums(graph):
-        return graph
-    graph = graph.clone()
-    replaced: dict[Value, Value] = {}
-    for node, found in _sums(graph).items():
-        x = replaced.get(found.x, found.x)
-        inputs = (x, found.weight, found.shift)
-        made = part_of(node, "Conv", *inputs, version=11, **found.geometry.attributes())
-        replaced[node.outputs[0]] = made
-    graph.rewire(replaced)
+    merged = merge_sums(graph, _sum, _made)
     # A normalization of the sum can be folded into the weight now.
-    return fold_scale(graph)
+    return graph if merged is graph else fold_scale(merged)
 
 
 @attrs.frozen
@@ -116,39 +110,30 @@ class _Branch:
     shift: Value | None
 
 
-def _sums(graph: Graph) -> dict[Node, _Branch]:
-    """Return the additions that a convolution can replace, each with this convolution."""
-    context = Context(graph)
-    found: dict[Node, _Branch] = {}
-    for node in graph.nodes:
-        if not is_op(node, "Add") or len(node.inputs) != 2:
+def _sum(
+    context: Context, sums: Mapping[Node, _Branch], node: Node, first: Value, second: Value
+) -> _Branch | None:
+    """Return the convolution that computes an addition; see `merge_sums`."""
+    for value, other in ((first, second), (second, first)):
+        convolution = _convolution(context, sums, node, value)
+        if convolution is None:
             continue
-        for value, other in _operands(node):
-            convolution = _convolution(context, found, node, value)
-            if convolution is None:
-                continue
-            added = _convolution(context, found, node, other)
-            added = added or _scaled(context, node, other, convolution)
-            merged = None if added is None else _merged(convolution, added)
-            if merged is not None:
-                for part in (value.producer, other.producer):
-                    if part is not None:
-                        found.pop(part, None)
-                found[node] = merged
-                break
-    return found
+        added = _convolution(context, sums, node, other)
+        added = added or _scaled(context, node, other, convolution)
+        merged = None if added is None else _merged(convolution, added)
+        if merged is not None:
+            return merged
+    return None
 
 
-def _operands(node: Node) -> Iterator[tuple[Value, Value]]:
-    """Yield the operands of an addition in either order."""
-    first, second = node.inputs
-    if first is not None and second is not None and first is not second:
-        yield first, second
-        yield second, first
+def _made(node: Node, found: _Branch, replaced: Mapping[Value, Value]) -> Value:
+    """Return the result of the convolution that replaces an addition."""
+    inputs = (replaced.get(found.x, found.x), found.weight, found.shift)
+    return part_of(node, "Conv", *inputs, version=11, **found.geometry.attributes())
 
 
 def _convolution(
-    context: Context, sums: dict[Node, _Branch], user: Node, value: Value
+    context: Context, sums: Mapping[Node, _Branch], user: Node, value: Value
 ) -> _Branch | None:
     """Return a convolution, or a sum of some, whose result only ``user`` reads."""
     node = value.producer
@@ -164,25 +149,18 @@ def _convolution(
         return None
     kernel = tuple(dim for dim in shape[2:] if isinstance(dim, int))
     rank = len(shape) - 2
-    if rank < 1 or len(kernel) != rank or not isinstance(shape[0], int) or not _is_plain(node):
+    if rank < 1 or len(kernel) != rank or not isinstance(shape[0], int):
         return None
-    ones = (1,) * rank
-    pads = tuple(node.attrs.get("pads") or (0,) * (2 * rank))
-    geometry = _Geometry(
-        shape[0],
-        int(node.attrs.get("group", 1)),
-        kernel,
-        tuple(node.attrs.get("strides") or ones),
-        tuple(node.attrs.get("dilations") or ones),
-        pads[:rank],
-        pads[rank:],
-    )
+    try:
+        windows = windows_of(node, rank)
+    except ShapeError:
+        return None  # wrong attributes, which the planner reports
+    if windows.auto != "NOTSET":
+        return None
+    begins, ends = zip(*windows.pads, strict=True)
+    group = int(node.attrs.get("group", 1))
+    geometry = _Geometry(shape[0], group, kernel, windows.strides, windows.dilations, begins, ends)
     return _Branch(x, geometry, weight, shift)
-
-
-def _is_plain(node: Node) -> bool:
-    """Return whether the padding of a convolution is given in numbers."""
-    return node.attrs.get("auto_pad", "NOTSET") in ("", "NOTSET")
 
 
 def _scaled(context: Context, user: Node, value: Value, convolution: _Branch) -> _Branch | None:

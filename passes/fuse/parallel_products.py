@@ -12,7 +12,7 @@ or an eighth of the memory of a sum in float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 
@@ -23,6 +23,7 @@ from subgraph.passes.patterns import (
     dtype_of,
     fusion_pass,
     is_op,
+    merge_sums,
     part_of,
     shape_of,
     weight_node,
@@ -35,17 +36,7 @@ _MOST_STEPS = 2
 @fusion_pass("AddProducts", "transformer", "MatMul")
 def add_products(graph: Graph) -> Graph:
     """Return ``graph``, or a copy in which products whose results are added are one."""
-    if not _sums(graph):
-        return graph
-    graph = graph.clone()
-    replaced: dict[Value, Value] = {}
-    for node, found in _sums(graph).items():
-        made = part_of(node, "MatMul", replaced.get(found.x, found.x), found.weight)
-        if found.shift is not None:
-            made = part_of(node, "Add", made, found.shift, version=14)
-        replaced[node.outputs[0]] = made
-    graph.rewire(replaced)
-    return graph
+    return merge_sums(graph, _sum, _made)
 
 
 @attrs.frozen
@@ -63,29 +54,24 @@ class _Product:
     shift: Value | None = None
 
 
-def _sums(graph: Graph) -> dict[Node, _Product]:
-    """Return the additions that a product can replace, each with this product."""
-    context = Context(graph)
-    found: dict[Node, _Product] = {}
-    for node in graph.nodes:
-        first, second = (*node.inputs, None, None)[:2]
-        if not is_op(node, "Add") or first is None or second is None or first is second:
-            continue
-        merged = next(
-            (
-                _Product(one.x, _added(one.weight, other.weight), _either(one.shift, other.shift))
-                for one in _products(context, found, node, first)
-                for other in _products(context, found, node, second)
-                if one.x is other.x and shape_of(one.weight) == shape_of(other.weight)
-            ),
-            None,
-        )
-        if merged is not None:
-            for part in (first.producer, second.producer):
-                if part is not None:
-                    found.pop(part, None)
-            found[node] = merged
-    return found
+def _sum(
+    context: Context, sums: Mapping[Node, _Product], node: Node, first: Value, second: Value
+) -> _Product | None:
+    """Return the product that computes an addition; see `merge_sums`."""
+    for one in _products(context, sums, node, first):
+        for other in _products(context, sums, node, second):
+            if one.x is other.x and shape_of(one.weight) == shape_of(other.weight):
+                weight, shift = _added(one.weight, other.weight), _either(one.shift, other.shift)
+                return _Product(one.x, weight, shift)
+    return None
+
+
+def _made(node: Node, found: _Product, replaced: Mapping[Value, Value]) -> Value:
+    """Return the result of the product that replaces an addition."""
+    made = part_of(node, "MatMul", replaced.get(found.x, found.x), found.weight)
+    if found.shift is None:
+        return made
+    return part_of(node, "Add", made, found.shift, version=14)
 
 
 def _added(first: Value, second: Value) -> Value:
@@ -99,7 +85,7 @@ def _either(first: Value | None, second: Value | None) -> Value | None:
 
 
 def _products(
-    context: Context, sums: dict[Node, _Product], user: Node, value: Value
+    context: Context, sums: Mapping[Node, _Product], user: Node, value: Value
 ) -> Iterator[_Product]:
     """Yield the forms of a value, which only ``user`` reads, as a product with a weight."""
     node = value.producer
