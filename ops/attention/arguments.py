@@ -48,7 +48,8 @@ class AttentionOperands(KernelArguments):
         window: Keys that a causal query sees at most, the last ones; 0: no limit.
         scratch: Scratch of the first worker, aligned to 64 bytes.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
-        zero_unseen: Whether a query that sees no key gives 0 (1), not NaN (0).
+        zero_unseen: Whether a query that sees no key gives 0 (1), not NaN (0); with 2 one with a
+            score of NaN gives 0 as well.
     """
 
     q: Address

@@ -1,6 +1,6 @@
 // Attention: softmax(scale * Q K' + mask) V, with running maximum and sum over blocks of BLOCK
 // keys, so scores are never stored. DEPTH, VALUES: sizes of a head; ZERO_UNSEEN: a query that sees
-// no key gives 0, not NaN; SINKS: each head has a further key without value, whose score is in
+// no key gives 0, not NaN, with 2 also one with a score of NaN; SINKS: each head has a further key without value, whose score is in
 // ``sinks``; STARTS: samples have offsets of their own; BOUNDED: scores s are softcap * tanh(s)
 // before the mask is added. T: element.
 
@@ -102,7 +102,7 @@ __kernel void attention(ARGUMENTS) {
 #if ZERO_UNSEEN
   if (total == 0) total = 1;
 #endif
-  for (int d = 0; d < VALUES; d++) out[d] = sums[d] / total;
+  for (int d = 0; d < VALUES; d++) out[d] = ZERO_UNSEEN == 2 && !(total > 0) ? 0 : sums[d] / total;
 }
 #endif
 
@@ -200,7 +200,7 @@ __kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention
     V4 sum = 0;
     for (int p = 0; p < PARTS; p++) sum += sums_of[p][mine];
     T four[4];
-    vstore4(sum / whole, 0, four);
+    vstore4(ZERO_UNSEEN == 2 && !(whole > 0) ? (V4)0 : sum / whole, 0, four);
     for (int e = 0; e < 4 && 4 * d + e < VALUES; e++) out[(4 * d + e) * o_d] = four[e];
   }
 }

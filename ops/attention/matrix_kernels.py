@@ -274,9 +274,10 @@ def _result_writer() -> Any:
         sums = p.state + _STATE
         for at in range(sums, sums + p.count * 4, _VECTOR):
             total = load(at)
+            inverse = splat(1.0) / total
             if a.zero_unseen != 0:
-                total = select(total > zero(), total, splat(1.0))
-            store(at, splat(1.0) / total)
+                inverse = select(total > zero(), inverse, zero())
+            store(at, inverse)
         values = a.value_size
         for row in range(p.count):
             inverse = splat(ld_f32(sums + row * 4))
@@ -284,6 +285,8 @@ def _result_writer() -> Any:
             to = out + (p.first + row) * a.y_row
             for column in range(0, values, LANES):
                 result = load(source + column * 4) * inverse
+                if a.zero_unseen == 2:  # the results of a query with a score of NaN are NaN
+                    result = select(inverse > zero(), result, zero())
                 if column + LANES <= values:
                     store(to + column * 4, result)
                 else:

@@ -234,16 +234,19 @@ def result_writer(dtype: str, lanes: int) -> Any:
     ) -> None:
         """Divide the results by the sums of weights, and transpose them.
 
-        ``zero_unseen``: a sum of 0 divides as 1, so that its query gives 0 (1), not NaN (0).
+        ``zero_unseen``: a sum of 0 divides as 1, so that its query gives 0 (1), not NaN (0); with a
+        sum of NaN it gives 0 as well (2).
         """
         row = (count + lanes - 1) // lanes * size
         for j in range(0, row, size):
             total = load(state + row + j)
+            seen = total > zero()
             if zero_unseen != 0:
-                total = select(total > zero(), total, splat(1.0))
+                total = select(seen, total, splat(1.0))
             inverse = splat(1.0) / total
             for at in range(source + j, source + values * row, row):
-                store(at, load(at) * inverse)
+                result = load(at) * inverse
+                store(at, select(seen, result, zero()) if zero_unseen == 2 else result)
         transpose(source, row, values, count, out, step)
 
     return write

@@ -89,11 +89,12 @@ def few_queries(
                 total = load1(scores + queries * row + i * item)
                 if a.zero_unseen != 0 and total == 0.0:
                     total = 1.0
+                clears = a.zero_unseen == 2 and not total > 0.0
                 # The division by the sum of weights is done on the results, as there are fewer of
                 # them (elements of a value) than weights (one for each key) in a long context.
                 for d in range(0, values, lanes):
                     n, at = min(lanes, values - d), out + i * step + d * item
-                    store_n(at, n, load_n(at, n) / splat(total))
+                    store_n(at, n, zero() if clears else load_n(at, n) / splat(total))
 
     return kernel
 
@@ -159,12 +160,12 @@ def _scorer(dtype: str, lanes: int, across: bool, along_rows: Any, along_columns
     def score(a: FewQueriesArguments, q: int, k: int, keys: int, scores: int, row: int) -> None:
         """Write the scaled scores of the queries of a head, ``row`` bytes for each."""
         rows = a.queries
-        # The products add to the scores, and the scratch still holds those of an earlier unit.
-        for i in range(rows):
-            for at in range(0, row, size):
-                store(scores + i * row + at, zero())
         depth, step, scale = a.key_size, a.q_row, a.scale
         if across:
+            # These products add to the scores; the scratch still holds those of an earlier unit.
+            for i in range(rows):
+                for at in range(0, row, size):
+                    store(scores + i * row + at, zero())
             along_rows(rows, depth, q, step, item, k, a.k_element, scores, row, keys, scale)
         else:
             along_columns(rows, depth, q, step, k, a.k_row, scores, row, keys, scale)
