@@ -30,7 +30,7 @@ _MIN_ELEMENTS_PER_THREAD = 4096
 _MAX_WINDOW = 1 << 30  # keys; sums of larger ones with positions would not fit OpenCL's int
 
 
-@lowering("Attention", dtypes=FLOATS)
+@lowering("Attention", dtypes=FLOATS, layouts=("plain", "strided"))
 def attention(node: Node, low: Lowering) -> None:
     """Lower Attention with all its inputs and outputs."""
     q, k, v, out = _split(node, low)
@@ -44,12 +44,15 @@ def attention(node: Node, low: Lowering) -> None:
     causal = bool(node.attrs.get("is_causal", 0))
     softcap = float(node.attrs.get("softcap", 0.0))
     scored = len(low.outputs) > 3
+    if scored and any(x.operand.layout != "plain" for x in (q, k, v)):
+        raise Unsupported("scores of a view")
     mask, flags = _mask(node, low, (q, k), past, causal=causal, always=scored)
     if not scored:
         # A mask that `_mask` wrote holds causality already.
         causal = causal and mask is low.optional(3)
-        # A node with a subgraph was fused from a Softmax, which gives NaN where no key is seen.
-        zero_unseen = node.subgraph is None
+        # A node with a subgraph was fused from a Softmax, which gives NaN where no key is seen,
+        # unless its pattern says otherwise.
+        zero_unseen = int(node.attrs.get("zero_unseen", node.subgraph is None))
         spec = AttentionSpec(
             *(q, k, v, out, mask, scale, causal, past, zero_unseen), softcap=softcap
         )
@@ -60,7 +63,7 @@ def attention(node: Node, low: Lowering) -> None:
     _emit_unfused(node, low, (q, k, v, out), (mask, flags), scale, softcap)
 
 
-@lowering("DecoderAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
+@lowering("DecoderAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=("plain", "strided"))
 def decoder_attention(node: Node, low: Lowering) -> None:
     """Lower attention over a cache; see `subgraph.ops.attention.op`."""
     q, k, v, out = _split(node, low)
@@ -71,7 +74,7 @@ def decoder_attention(node: Node, low: Lowering) -> None:
         mask=_mask(node, low, (q, k), 0, causal=False, always=False)[0],
         scale=float(node.attrs.get("scale", 1.0 / math.sqrt(q.sizes[3]))),
         causal=bool(node.attrs.get("is_causal", 0)),
-        zero_unseen=True,
+        zero_unseen=1,
         starts=low.optional(4),
         sinks=low.optional(5),
         window=min(int(node.attrs.get("window", 0)), _MAX_WINDOW),
@@ -90,7 +93,7 @@ def _split(node: Node, low: Lowering) -> Sequence[Heads]:
 
 def _copy_heads(low: Lowering, x: Heads, target: Operand, first: int) -> None:
     """Copy heads into ``target`` [batch, heads, positions, size], the first one to ``first``."""
-    steps = contiguous(target.shape)
+    steps = contiguous(target.memory_shape)
     emit_copy(
         low,
         x.operand,
@@ -115,11 +118,16 @@ def _present(low: Lowering, x: Heads, past: Operand | None, output: int) -> Head
     listed = output < len(low.outputs)
     if past is None and not listed:
         return x
+    if x.operand.layout != "plain":
+        raise Unsupported("a view of new keys or values of a cache")
     before = 0 if past is None else past.shape[2]
     batch, heads, positions, size = x.sizes
     shape = (batch, heads, before + positions, size)
     whole = low.output(output) if listed else temporary(low, x.operand.dtype, shape)
-    if past is not None and past.size:
+    if past is not None and past.layout == "strided":
+        if not listed or not low.extend(past, whole):
+            raise Unsupported("a cache that does not grow by this node")
+    elif past is not None and past.size:
         _copy_heads(low, ordered(past, "bhtd"), whole, 0)
     if x.operand.size:
         _copy_heads(low, x, whole, before)

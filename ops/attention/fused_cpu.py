@@ -13,6 +13,7 @@ import attrs
 
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
+from subgraph.engine.planner.views import Part
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -69,6 +70,9 @@ def ordered(operand: Operand, order: str) -> Heads:
     """
     if operand.rank != 4 or sorted(order) != sorted("bhtd"):
         raise Unsupported(f"attention over {operand.shape} in the order {order!r}")
+    if operand.layout == "strided":
+        b, h, t, d = (_part(operand.view[order.index(name)], name) for name in "bhtd")
+        return Heads(operand, (b[0], h[0], t[0], d[0]), (b[1], h[1], t[1], d[1]))
     strides: dict[str, int] = {}
     step = 1
     for name, size in zip(reversed(order), reversed(operand.shape), strict=True):
@@ -82,10 +86,25 @@ def ordered(operand: Operand, order: str) -> Heads:
     )
 
 
+def _part(parts: Sequence[Part], name: str) -> Part:
+    """Return the size and stride of a dimension of a view; of heads that are repeated, the first.
+
+    Raises:
+        Unsupported: The dimension has several strides.
+    """
+    if name == "h" and parts and parts[-1][1] == 0:
+        parts = parts[:-1]
+    if len(parts) > 1:
+        raise Unsupported("attention over a dimension of several strides")
+    return parts[0] if parts else (1, 0 if name != "d" else 1)
+
+
 def heads_of(operand: Operand, heads: int) -> Heads:
     """Return the heads of an operand of rank 4, or ``[batch, positions, heads * size]``."""
     if operand.rank == 4:
         return ordered(operand, "bhtd")
+    if operand.layout != "plain":
+        raise Unsupported("attention over a view of heads side by side")
     batch, positions, hidden = operand.shape
     size = hidden // heads
     return Heads(operand, (batch, heads, positions, size), (positions * hidden, size, hidden, 1))
@@ -104,7 +123,7 @@ class AttentionSpec:
         scale: Factor of the scores.
         causal: Query i sees keys up to ``i + offset`` only.
         offset: Keys before the first query.
-        zero_unseen: A query that sees no key gives 0, not NaN.
+        zero_unseen: 1: a query that sees no key gives 0, not NaN; 2: also one with a score of NaN.
         sinks: The score of a further key, without value, for each head of Q; None: there is none.
         starts: Instead of ``offset``, one int64 for each sample; None: there are none.
         window: Keys that a causal query sees at most, the last ones; 0: no limit.
@@ -119,7 +138,7 @@ class AttentionSpec:
     scale: float
     causal: bool
     offset: int = 0
-    zero_unseen: bool = False
+    zero_unseen: int = 0
     sinks: Operand | None = None
     starts: Operand | None = None
     window: int = 0
@@ -131,7 +150,7 @@ class AttentionSpec:
         return self.scale / self.softcap if self.softcap else self.scale
 
 
-@lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
+@lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=("plain", "strided"))
 def fused(node: Node, low: Lowering) -> None:
     """Lower the fused form; see `subgraph.ops.attention.op`."""
     orders = [str(node.attrs.get(f"{name}_order", "bhtd")) for name in ("q", "k", "v", "o")]
@@ -149,6 +168,8 @@ def checked_mask_steps(r: AttentionSpec) -> tuple[int, int, int, int]:
     """
     if r.q.steps[3] != 1 or r.out.steps[3] != 1:
         raise Unsupported("attention over queries whose elements are not contiguous")
+    if r.k.sizes[:3] != r.v.sizes[:3]:
+        raise Unsupported("attention over heads of keys and of values that are shared differently")
     if r.v.sizes[2] == 0 or not r.out.operand.size:
         raise Unsupported("attention over an empty tensor")
     return (0, 0, 0, 0) if r.mask is None else mask_steps(r.mask)
@@ -333,7 +354,7 @@ def _operands_and_strides(
         "offset": r.offset,
         "starts": r.starts or 0,
         "window": r.window,
-        "zero_unseen": int(r.zero_unseen),
+        "zero_unseen": r.zero_unseen,
     }
 
 

@@ -73,7 +73,7 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
         STARTS=int(r.starts is not None),
         T=register(dtype),
         VALUES=values,
-        ZERO_UNSEEN=int(r.zero_unseen),
+        ZERO_UNSEEN=r.zero_unseen,
     )
     arguments: list[Argument | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
     arguments += [r.out.operand, r.mask or r.q.operand, r.sinks or r.q.operand]

@@ -54,12 +54,14 @@ def emit_range_check(
     low.emit(kernel, arguments, 1, bytes=values.nbytes // step)
 
 
-@lowering("Required", domain=INTERNAL_DOMAIN)
+@lowering("Required", domain=INTERNAL_DOMAIN, layouts=("plain", "strided"))
 def required(node: Node, low: Lowering) -> None:
     """Lower Required to an alias of its first input; a loss's labels must be classes."""
     x, operator = low.input(0), node.attrs.get(REQUIRED_OF)
     if operator in WINDOWS and x.known is None:
         raise ValueNeeded(0)  # the requirement is one of the size's content
+    if x.layout != "plain":
+        raise Unsupported("Required of a view")  # only the first operand is read
     if operator in LOSSES:
         ignored = node.attrs.get("ignore_index")
         emit_range_check(low, low.input(1), "labels", 0, x.shape[1] - 1, ignored=ignored)

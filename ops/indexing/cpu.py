@@ -10,7 +10,7 @@ from subgraph.dtypes import FLOATS, HALF_FLOATS, INTEGERS, UNSIGNED
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.graph import Node
+from subgraph.graph.graph import Node, Value
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.operators.requirements import decoded
 from subgraph.ops.checks.cpu import emit_range_check
@@ -268,18 +268,31 @@ def scatter_nd(node: Node, low: Lowering) -> None:
         low.emit(kernel, arguments, 1, bytes=2 * updates.nbytes)
 
 
-@lowering("TensorScatter")
+@lowering("TensorScatter", layouts=("plain", "strided"))
 def tensor_scatter(node: Node, low: Lowering) -> None:
-    """Copy the rows of an update into a copy of a cache, from a position of each sample on."""
+    """Copy the rows of an update into a copy of a cache, from a position of each sample on.
+
+    Of a growing cache that nothing else reads, the rows are written to the buffer itself.
+    """
     cache, update, first, y = low.input(0), low.input(1), low.optional(2), low.output()
     axis = normal_axis(int(node.attrs.get("axis", -2)), cache.rank)
+    circular = decoded(node.attrs.get("mode", "linear")) == "circular"
+    places = cache.capacity or cache.shape[axis]
     # A row of the update belongs to a sample, so the axis cannot be that of the samples.
     if axis == 0:
         raise Unsupported("TensorScatter along the samples")
-    _copy_data(low, cache, y)
+    if cache.layout == "strided":
+        # Rows that wrap around would do so at the end of the buffer.
+        wraps_in_room = circular and places != cache.shape[axis]
+        if axis != cache.rank - 2 or wraps_in_room or not _is_only_reader(node):
+            raise Unsupported("TensorScatter of a growing cache that others read")
+        if update.layout != "plain" or not low.extend(cache, y):
+            raise Unsupported("TensorScatter of a cache that grows by another node")
+    else:
+        _copy_data(low, cache, y)
     # Rows beyond the end are an error in the linear mode; in the circular mode positions wrap
     # around.
-    if first is not None and decoded(node.attrs.get("mode", "linear")) != "circular":
+    if first is not None and not circular:
         emit_range_check(low, first, "write_indices", 0, cache.shape[axis] - update.shape[axis])
     if update.size == 0 or y.size == 0:
         return
@@ -290,11 +303,10 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
         update=update,
         firsts=first or 0,
         groups=groups,
-        positions=cache.shape[axis],
+        positions=places,
         count=update.shape[axis],
         row_bytes=row,
     )
-    circular = decoded(node.attrs.get("mode", "linear")) == "circular"
     kernel = Kernel(
         "subgraph.ops.indexing.kernels",
         "tensor_scatter",
@@ -302,6 +314,30 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
         indexed=first is not None,
     )
     low.emit(kernel, arguments, cache.shape[0] * groups, bytes=2 * update.nbytes)
+
+
+def _is_only_reader(node: Node) -> bool:
+    """Return whether a node alone reads the elements of its first input, a growing operand.
+
+    So it must be for each shorter form of the operand, which lies in the same memory.
+    """
+    reader = node
+    while reader.op_type != "Growing":
+        value = reader.inputs[0]
+        if value is None or value.producer is None or reader.graph is None:
+            return False  # an input of a fused node's inner graph may have other readers outside
+        readers = [user for user in value.uses if _reads_elements(user, value)]
+        if readers != [reader] or reader.graph.is_output(value):
+            return False
+        reader = value.producer
+    return True
+
+
+def _reads_elements(node: Node, value: Value) -> bool:
+    """Return whether a node reads more of a value than its shape."""
+    if node.op_type == "Required":
+        return node.inputs[0] is value  # it checks the shapes of the others
+    return node.op_type not in ("Shape", "Size")
 
 
 @lowering("OneHot")

@@ -21,6 +21,7 @@ from subgraph.engine.planner.lowering import (
     lowering,
 )
 from subgraph.engine.planner.operands import Operand, Scratch
+from subgraph.engine.planner.views import MAX_RUNS, View, expanded, reshaped, runs
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
@@ -28,7 +29,7 @@ from subgraph.graph.symbolic import is_symbolic, larger, smaller
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.operator import operator_key
 from subgraph.operators.requirements import decoded
-from subgraph.operators.schema import is_before
+from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source
@@ -52,7 +53,7 @@ from .tables_cpu import emit_take, emit_take_last_axes
 from .types import whole_numbers
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
-_MOST_READERS = 16  # nodes behind a Transpose that are searched for a convolution (estimate)
+_MOST_READERS = 16  # nodes behind a Transpose or Expand that are searched (estimate)
 _PAD_TABLE_BYTES = 40  # bytes of the table of a padded axis and temporaries, an element (measured)
 
 
@@ -121,16 +122,40 @@ def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
 
 
 @lowering("BitCast", "Flatten")
-@lowering("Identity", "Reshape", "Squeeze", "Unsqueeze", layouts=("plain", "blocked"))
+@lowering("Identity", "Reshape", "Squeeze", "Unsqueeze", layouts=("plain", "blocked", "strided"))
 def view(node: Node, low: Lowering) -> None:
     """Lower operators that change only the shape, or the dtype: an alias.
 
     A change of the spatial dimensions leaves blocks of channels as they are.
     """
     x, y = low.input(0), low.output()
+    if x.layout == "strided":
+        if not _alias_view(low, y, x, reshaped(x.view, y.shape)):
+            raise Unsupported(f"no view of {x.shape} has the shape {y.shape}")
+        return
     if x.layout != y.layout or (x.layout == "blocked" and x.shape[:2] != y.shape[:2]):
         raise Unsupported(f"{node.op_type} of blocks of channels that changes batch or channels")
     low.alias(y, x)
+
+
+def _alias_view(low: Lowering, y: Operand, x: Operand, view: View | None) -> bool:
+    """Make an output a view of the memory of an input, if kernels can also copy the view.
+
+    Args:
+        low: The lowering.
+        y: The output.
+        x: The input.
+        view: Where the elements of the output are; None: there is no such view.
+
+    Returns:
+        Whether the output is a view.
+    """
+    joined = [] if view is None else runs(view)
+    if view is None or not joined or len(joined) > MAX_RUNS or joined[-1][1] != 1 or not y.size:
+        return False
+    low.alias(y, x)
+    y.layout, y.view = "strided", view
+    return True
 
 
 @lowering("Dropout")
@@ -309,18 +334,45 @@ def slice_(node: Node, low: Lowering) -> None:
     emit_view(low, strides, offset)
 
 
-@lowering("Expand")
+@lowering("Expand", layouts=("plain", "strided"))
 def expand(node: Node, low: Lowering) -> None:
-    """Lower Expand.
+    """Lower Expand; heads of keys that are repeated for an attention are a view.
 
     The shape is read even if the output's type is known, so that one that does not fit is an error.
     """
     x, y = low.input(0), low.output()
     known(low, 1)
+    if (
+        (low.views and x.rank > 2 and _read_by_attention(node))
+        and x.size != y.size
+        and _alias_view(low, y, x, expanded(x.parts, y.shape))
+    ):
+        return
+    if x.layout != "plain":
+        raise Unsupported("Expand of a view that is no attention's operand")
     if x.size == y.size:
         low.alias(y, x)
         return
     repeat(low, x, y)
+
+
+def _read_by_attention(node: Node) -> bool:
+    """Return whether all readers of the output, behind changes of its shape, are attentions."""
+    behind = [node.outputs[0]]
+    for value in behind:  # which grows
+        if not value.uses or node.graph is None or node.graph.is_output(value):
+            return False
+        for user in value.uses:
+            if user.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
+                behind.append(user.outputs[0])
+            elif "Attention" in user.op_type:
+                if value not in user.inputs[1:3]:
+                    return False
+            elif user.op_type not in ("Shape", "Size"):
+                return False
+        if len(behind) > _MOST_READERS:
+            return False
+    return True
 
 
 def repeat(low: Lowering, x: Operand, y: Operand) -> None:
@@ -352,36 +404,41 @@ def tile(node: Node, low: Lowering) -> None:
     emit_copy(low, x, y, dims, steps, contiguous(dims), item=item)
 
 
-def _memory_shape(operand: Operand) -> tuple[int, ...]:
-    """Return the dimensions in memory, of either layout."""
-    if operand.layout == "plain":
-        return operand.shape
-    return (operand.shape[0], operand.blocks, *operand.shape[2:], operand.lanes)
+@lowering("Growing", domain=INTERNAL_DOMAIN)
+def growing(_node: Node, low: Lowering) -> None:
+    """Lower Growing: its output is the first positions of the buffer."""
+    buffer, y = low.input(1), low.output()
+    assert buffer.storage is not None, "it is an input"
+    y.grow_in(buffer.storage, buffer.shape[-2])
 
 
-@lowering("Concat", layouts=("plain", "blocked", "bfloat16"))
+@lowering("Concat", layouts=("plain", "blocked", "bfloat16", "strided"))
 def concat(node: Node, low: Lowering) -> None:
-    """Lower Concat: operands are computed in place in the result if they are contiguous there."""
+    """Lower Concat: operands are computed in place in the result if they are contiguous there.
+
+    Of a growing first operand the result is the longer form, to which the others are copied.
+    """
     y = low.output()
     axis = normal_axis(int(node.attrs.get("axis", 1)), y.rank)
     operands = [x for x in low.inputs if x is not None]
     if y.layout == "blocked" and all(x.layout == "bfloat16" for x in operands):
         y.store_as("bfloat16")
     item = element_bytes(y)
-    if any(x.layout != y.layout for x in operands):
+    grows = axis == y.rank - 2 and low.extend(operands[0], y)
+    if any(x.layout != ("plain" if grows else y.layout) for x in operands[grows:]):
         raise Unsupported("Concat of operands in different layouts")
     # Padding lanes at the end of such an operand would lie between channels of the result.
-    ragged = any(x.shape[1] % y.lanes for x in operands[:-1]) if y.layout != "plain" else False
+    ragged = any(x.shape[1] % y.lanes for x in operands[:-1]) if y.lanes > 1 else False
     if ragged and axis == 1:
         raise Unsupported(f"Concat of channels that are no multiples of {y.lanes}")
-    target = contiguous(_memory_shape(y))
+    target = contiguous(y.memory_shape)
     if len(operands) == 1:
         low.alias(y, operands[0])
         return
-    joined = math.prod(_memory_shape(y)[:axis]) == 1
-    at = 0
-    for x in operands:
-        shape = _memory_shape(x)
+    joined = math.prod(y.memory_shape[:axis]) == 1
+    at = operands[0].shape[axis] if grows else 0
+    for x in operands[grows:]:
+        shape = x.memory_shape
         offset = at * target[axis]
         at += shape[axis]
         # Without dimensions before the axis, an operand's producer can write it into the result.
@@ -395,7 +452,7 @@ def split(node: Node, low: Lowering) -> None:
     x = low.input(0)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     item = element_bytes(x)
-    memory = _memory_shape(x)
+    memory = x.memory_shape
     steps = contiguous(memory)
     at = 0
     for y in low.outputs:
@@ -408,7 +465,7 @@ def split(node: Node, low: Lowering) -> None:
         if math.prod(memory[:axis]) == 1:
             low.alias(y, x, offset * item)
             continue
-        shape = _memory_shape(y)
+        shape = y.memory_shape
         emit_copy(low, x, y, shape, steps, contiguous(shape), item=item, from_offset=offset)
 
 

@@ -18,6 +18,7 @@ from subgraph.operators.batch_axes import (
 )
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import any_tensor, any_value
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import slice_ends
 from subgraph.ops.elementwise.op import first_type
 from subgraph.ops.shared.strides import normal_axis
@@ -234,6 +235,13 @@ declare(
     compute=reference.flatten,
     view=True,
     batch=reshaped,
+)
+declare(
+    "Growing",
+    domain=INTERNAL_DOMAIN,
+    requires=operands.growing_operands,
+    infer=first_type,
+    compute=reference.growing,
 )
 declare(
     "Identity",

@@ -109,6 +109,21 @@ def transpose_operands(node: Node, x: Tensor) -> None:
         )
 
 
+def growing_operands(node: Node, x: Tensor, buffer: Tensor) -> None:
+    """Raise ShapeError unless a buffer has room for an array along its second last axis.
+
+    Args:
+        node: The Growing, whose output is ``x``, as the first positions of the buffer.
+        x: The array, of rank 2 or more.
+        buffer: The buffer, of the same dtype.
+    """
+    require(x.rank >= 2, "{} has no axis of positions", x)
+    require_dtype("the buffer", buffer, x.dtype)
+    wanted = (*x.shape[:-2], buffer.shape[-2], x.shape[-1])
+    require_shape("the buffer", buffer, wanted, "as the array, with room for more positions")
+    require(buffer.shape[-2] >= x.shape[-2], "{} has no room for {}", buffer, x)
+
+
 def concat_operands(node: Node, first: Tensor, *others: Tensor) -> None:
     """Require that the inputs agree except for the size of the axis (ONNX Concat, 1 to 13)."""
     require(first.rank >= 1, "input 0 is a scalar, which has no axis")

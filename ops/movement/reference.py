@@ -30,6 +30,11 @@ def reshape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [x.reshape(dims)]
 
 
+def growing(_node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the array, of which a buffer has a copy with room behind it."""
+    return [inputs[0]]
+
+
 def _numbers(node: Node, inputs: Sequence[Any], position: int, name: str) -> tuple[int, ...] | None:
     """Return integers that are an attribute in old versions, now an input; None: absent."""
     if name in node.attrs:

@@ -13,6 +13,7 @@ from subgraph.engine.planner.layout_arguments import (
     CopyBytesArguments,
     RegistersArguments,
     ReorderArguments,
+    StridesArguments,
 )
 
 from .arguments import PhasesArguments
@@ -27,6 +28,23 @@ def copy() -> Callable[..., None]:
         first = begin * a.block
         last = min(end * a.block, a.size)
         memcpy(a.target + first, a.source + first, last - first)
+
+    return kernel
+
+
+def from_strides() -> Callable[..., None]:
+    """Return the kernel of `StridesArguments`: it copies rows from anywhere to dense memory."""
+    arguments = view_of(StridesArguments)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        n_1, n_2, n_3 = a.size_1, a.size_2, a.size_3
+        for unit in range(begin, end):
+            rest = unit // n_3
+            offset = unit % n_3 * a.step_3 + rest % n_2 * a.step_2
+            rest //= n_2
+            offset += rest % n_1 * a.step_1 + rest // n_1 * a.step_0
+            memcpy(a.target + unit * a.row, a.source + offset, a.row)
 
     return kernel
 

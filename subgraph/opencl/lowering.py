@@ -144,6 +144,7 @@ class ClLowering(Lowering):
     registry: ClassVar[Registry[LoweringRule]] = CL_LOWERINGS
     copies_outputs: ClassVar[bool] = False
     branches: ClassVar[bool] = False
+    views: ClassVar[bool] = False
     uses_guard_pages: ClassVar[bool] = False
     kernels: ClassVar[str] = "OpenCL"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = _PRIMITIVES

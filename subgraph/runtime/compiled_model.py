@@ -31,6 +31,7 @@ from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.infer_request import InferRequest
 from subgraph.runtime.metric_types import checked_metric
+from subgraph.runtime.request_state import StatefulModel
 from subgraph.runtime.runner import (
     DirectRunner,
     GraphRunner,
@@ -125,7 +126,7 @@ class CompiledModel:
         self.pipeline = tuple(pipeline)
         self.configs = {name: dict(values) for name, values in (configs or {}).items()}
         self._core = core
-        self._signature = Signature(graph.inputs, graph.outputs, graph.name)
+        self._signature = _signature(graph.inputs, graph)
         self._run_positions: list[int] | None = None
         self._direct = is_direct(graph)
         self._plan = Plan(graph, parallel=self.options.PARALLEL_REGIONS)
@@ -213,7 +214,7 @@ class CompiledModel:
                 _log.info("model %r: a repeated run failed and is made anew: %s", self.name, error)
                 results = None
             if results is None:
-                bound, snapshot = self._with_snapshot(bound)
+                bound, snapshot = self.with_snapshot(bound)
                 results = call_pinned(snapshot, run, bound)
         finally:
             self._idle.append(idle)
@@ -256,9 +257,9 @@ class CompiledModel:
             MissingInputError: An input is missing, or a name is not that of an input.
             ShapeError: The dtype or shape of an input is wrong.
         """
-        return self._with_snapshot(self._signature.bind(args, named))
+        return self.with_snapshot(self._signature.bind(args, named))
 
-    def _with_snapshot(self, bound: list[Any]) -> tuple[list[Any], Snapshot]:
+    def with_snapshot(self, bound: list[Any]) -> tuple[list[Any], Snapshot]:
         """Return the items of a run for checked arguments, and the run's snapshot."""
         snapshot = self._snapshot
         if snapshot.epoch != epoch():
@@ -276,7 +277,7 @@ class CompiledModel:
         The graph was compiled with the defaults as weights, so that their packed forms are cached.
         In a run with another array for such an input, the parameter has that array as its value.
         """
-        self._signature = Signature(inputs, self.graph.outputs, self.name)
+        self._signature = _signature(inputs, self.graph)
         self._run_positions = [k for k, v in enumerate(inputs) if v.parameter is None]
 
     def _with_defaults(self, bound: list[Any], snapshot: Snapshot) -> tuple[list[Any], Snapshot]:
@@ -391,9 +392,27 @@ class CompiledModel:
             else run
         )
 
-    def create_infer_request(self) -> InferRequest:
-        """Return a new request with memory of its own."""
-        return InferRequest(self)
+    def create_infer_request(self, states: Mapping[str, str] | bool = False) -> InferRequest:
+        """Return a new request with memory of its own.
+
+        Args:
+            states: Inputs that the request provides itself, with the output of the previous run
+                that each of them gets, as in ``{"past.0.key": "present.0.key"}``; True: all whose
+                names differ in "past" and "present". Callers neither pass these inputs nor get
+                these outputs. The first run begins with zeros, and dimensions that neither the
+                model nor other inputs determine are 0. Regions on CPU append to such arrays in
+                place.
+
+        Raises:
+            ConfigError: An input or output does not exist, or they do not fit.
+        """
+        return InferRequest(StatefulModel(self, states) if states else self)
+
+    @property
+    def run_positions(self) -> Sequence[int]:
+        """Positions of the inputs that a run gets, among all inputs."""
+        found = self._run_positions
+        return range(len(self.inputs)) if found is None else found
 
     @property
     def optimal_requests(self) -> int:
@@ -495,6 +514,14 @@ class CompiledModel:
         inputs = ", ".join(map(str, self.inputs))
         outputs = ", ".join(map(str, self.outputs))
         return f"<CompiledModel {self.name!r} on {self.device}: ({inputs}) -> ({outputs})>"
+
+
+def _signature(inputs: Sequence[Value], graph: Graph) -> Signature:
+    return Signature(
+        [Port(v.name, v.type, v.parameter) for v in inputs],
+        [Port(v.name, v.type) for v in graph.outputs],
+        graph.name,
+    )
 
 
 @cache

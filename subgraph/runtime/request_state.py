@@ -1,23 +1,40 @@
-"""States of a request: arrays that stateful subgraph ops carry from one run to the next."""
+"""States of a request: arrays that it carries from one run to the next.
+
+Stateful subgraph ops have states of their own. A `StatefulModel` has requests that carry outputs of
+the model to its inputs, such as the cached keys and values of a decoder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+import attrs
 import numpy as np
 
-from subgraph.errors import ModelError, RequestError
-from subgraph.graph.types import Array
-from subgraph.runtime.runner import Runner
+from subgraph.errors import ConfigError, ModelError, RequestError
+from subgraph.graph.growing import buffer_of, is_growing, reserved
+from subgraph.graph.parameters import Snapshot
+from subgraph.graph.types import Array, TensorType, numpy_dtype
+from subgraph.operators.subgraph_op import ProfileEntry, Session
+from subgraph.runtime.cancel import Cancel
+from subgraph.runtime.requested_model import RequestedModel
+from subgraph.runtime.runner import Runner, Stage
+from subgraph.runtime.signature import Port, Results, Signature, port_position
 from subgraph.system.registry import nearest
+
+# Positions for which a buffer has room beyond those of its state: a half of them, and at least as
+# many as this (estimates: a buffer that grew is copied once).
+_MIN_ROOM = 64
 
 
 class RequestState:
     """One state of a request, made by ``request.query_state``; the request must not be busy.
 
     Attributes:
-        name: Name of the subgraph node and the op's name of the state, as in "lstm_0/hidden".
+        name: Name of the subgraph node and the op's name of the state, as in "lstm_0/hidden"; or
+            the model's input that the request provides.
     """
 
     def __init__(self, name: str, runner: Runner, check_idle: Callable[[], None]) -> None:
@@ -81,3 +98,298 @@ class RequestState:
 
     def __repr__(self) -> str:
         return f"<RequestState {self.name!r}>"
+
+
+@attrs.define(eq=False)
+class CarriedState:
+    """An output of a model that is an input of the next run.
+
+    Attributes:
+        port: The input.
+        input: Its position among the inputs of a run.
+        output: Position of the output.
+        array: The array with which the next run begins; None: the initial state.
+        grows: Whether regions may append to the array in place.
+        added: Positions that the last run appended.
+    """
+
+    port: Port
+    input: int
+    output: int
+    array: Array | None = None
+    grows: bool = True
+    added: int = 0
+
+    def initial(self, sizes: Mapping[str, int], batch: int) -> Array:
+        """Return the initial state: zeros, with no positions where the model does not say how many.
+
+        Args:
+            sizes: The sizes that other inputs give to names of dimensions.
+            batch: Size of a first dimension that no other input names.
+        """
+        type_ = self.port.type
+        assert isinstance(type_, TensorType), "`_paired` checked it"
+        dims = [
+            dim if isinstance(dim, int) else sizes.get(str(dim), 0 if axis else batch)
+            for axis, dim in enumerate(type_.shape or ())
+        ]
+        return np.zeros(dims, numpy_dtype(type_.dtype))
+
+    def begin(self, sizes: Mapping[str, int], batch: int) -> Array:
+        """Return the array for a run, in a buffer with room if it may grow."""
+        array = self.array
+        if array is None or not array.size:
+            # An empty state has no positions yet, and other inputs may decide the other sizes.
+            array = self.initial(sizes, batch)
+        if not self.grows or array.ndim < 2 or not array.size:
+            return array
+        buffer, used, added = buffer_of(array), array.shape[-2], self.added
+        if buffer is None or used + added > buffer.shape[-2]:
+            # The size of a state to which nothing was appended is fixed.
+            room = max(used // 2, _MIN_ROOM, 2 * added) if added else 0
+            kept, array = self.array, reserved(array, used + room)
+            if kept is not None:
+                self.array = array
+        return array
+
+    def end(self, before: Array, after: Array) -> None:
+        """Take the output of a run as the state.
+
+        Args:
+            before: The array with which the run began.
+            after: The output.
+        """
+        buffer = buffer_of(before)
+        self.added = after.shape[-2] - before.shape[-2] if after.ndim == before.ndim > 1 else 0
+        if buffer is not None and not is_growing(after):
+            # Regions did not append in place although there was room; a buffer would be useless.
+            self.grows = self.added > 0 and after.shape[-2] > buffer.shape[-2]
+        self.array = after
+
+
+class StatefulRunner(Runner):
+    """Runs a model whose states are not among the inputs and outputs of its callers."""
+
+    def __init__(self, inner: Runner, model: StatefulModel) -> None:
+        """Wrap a runner of the whole model; the first run begins with the initial states.
+
+        Args:
+            inner: The runner.
+            model: The stateful model.
+        """
+        super().__init__(inner.cancel)
+        self.inner = inner
+        self._ports = model.ports
+        self._shown = model.shown
+        self._states = [attrs.evolve(state) for state in model.states]
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run on the inputs; those of states are None."""
+        begun = self._begin(inputs)
+        return self._end(begun, self.inner.run(begun))
+
+    def wrapped(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Return stages of the whole model with the states added before and taken after them."""
+        begun: list[Any] = []
+
+        def first(inputs: Any) -> Any:
+            begun[:] = self._begin(inputs)
+            return stages[0].function(list(begun))
+
+        found = [Stage(stages[0].executor, first), *stages[1:]]
+        last = found[-1]
+        found[-1] = Stage(last.executor, lambda state: self._end(begun, last.function(state)))
+        return found
+
+    def _begin(self, inputs: Sequence[Any]) -> list[Any]:
+        outputs = self.outputs
+        if outputs is None:
+            self.inner.outputs = None
+        else:
+            wanted = dict(zip(self._shown, outputs, strict=True))
+            count = len(self._shown) + len(self._states)
+            self.inner.outputs = [wanted.get(position) for position in range(count)]
+        sizes: dict[str, int] = {}
+        batch = 1
+        for port, item in zip(reversed(self._ports), reversed(inputs), strict=True):
+            shape = np.shape(item)
+            batch = shape[0] if item is not None and shape else batch
+            sizes |= {str(dim): size for dim, size in zip(port.shape or (), shape, strict=False)}
+        begun = list(inputs)
+        for state in self._states:
+            begun[state.input] = state.begin(sizes, batch)
+        return begun
+
+    def _end(self, begun: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        for state in self._states:
+            state.end(begun[state.input], results[state.output])
+        # The caller owns the results, and a state changes with later runs.
+        shown = [results[position] for position in self._shown]
+        return [item.copy() if is_growing(item) else item for item in shown]
+
+    def profile(self) -> list[ProfileEntry]:
+        return self.inner.profile()
+
+    def sessions(self) -> dict[str, Session]:
+        return self.inner.sessions()
+
+    def states(self) -> dict[str, Array]:
+        own = {s.port.name: s.initial({}, 0) if s.array is None else s.array for s in self._states}
+        return {**own, **self.inner.states()}
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        own = {state.port.name for state in self._states}
+        # First the states of ops, which may refuse them.
+        self.inner.set_states({name: array for name, array in states.items() if name not in own})
+        for state in self._states:
+            state.array, state.grows = states.get(state.port.name), True
+
+
+class Stateful(RequestedModel, Protocol):
+    """What `StatefulModel` needs of a compiled model beside what requests use."""
+
+    @property
+    def outputs(self) -> tuple[Port, ...]: ...
+    @property
+    def run_positions(self) -> Sequence[int]:
+        """Positions of the inputs that a run gets, among all inputs."""
+        ...
+
+    def with_snapshot(self, bound: list[Any]) -> tuple[list[Any], Snapshot]:
+        """Return the items of a run for one item of each input, and the run's snapshot."""
+        ...
+
+
+class StatefulModel:
+    """A compiled model for requests that carry some of its outputs to inputs of the next run.
+
+    Attributes:
+        inputs: Ports of the inputs that callers provide.
+        outputs: Ports of the outputs that callers get.
+        ports: Ports of the inputs of a run.
+        states: The states, without arrays.
+        shown: Positions of `outputs` among the model's.
+    """
+
+    def __init__(self, model: Stateful, pairs: Mapping[str, str] | bool) -> None:
+        """Connect outputs to inputs.
+
+        Args:
+            model: The model.
+            pairs: The output for each input; True: all whose names differ in "past" and "present".
+
+        Raises:
+            ConfigError: There is no such pair, its dtypes differ, or something is listed twice.
+        """
+        self._model = model
+        run = list(model.run_positions)
+        self.ports = [model.inputs[position] for position in run]
+        self.states = [
+            CarriedState(model.inputs[first], run.index(first), second)
+            for first, second in _paired(model, pairs)
+        ]
+        carried = {state.port.name for state in self.states}
+        last = {state.output for state in self.states}
+        self.shown = [k for k in range(len(model.outputs)) if k not in last]
+        self._provided = [k for k, port in enumerate(model.inputs) if port.name not in carried]
+        self._signature = Signature(
+            [model.inputs[k] for k in self._provided],
+            [model.outputs[k] for k in self.shown],
+            model.name,
+        )
+        self.inputs, self.outputs = self._signature.inputs, self._signature.outputs
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    def next_request_id(self) -> int:
+        """Return the number of a new request."""
+        return self._model.next_request_id()
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
+        """Check the arguments of a call; the items of states are None. See `CompiledModel.bind`."""
+        whole: list[Any] = [None] * len(self._model.inputs)
+        for position, item in zip(self._provided, self._signature.bind(args, named), strict=True):
+            whole[position] = item
+        return self._model.with_snapshot(whole)
+
+    def wrap(self, results: Sequence[Any]) -> Results:
+        """Return the results of a run by name and position."""
+        return Results(self._signature.output_positions, results)
+
+    def input_of_run(self, bound: Sequence[Any], position: int) -> Any:
+        """Return the item of an input among those that `bind` returned; None if it was omitted."""
+        return self._model.input_of_run(bound, self._provided[position])
+
+    def preset(self, outputs: Sequence[Any] | None, key: str | int, array: Any) -> Any:
+        """Return the arrays that receive the outputs, with one replaced."""
+        position = self.shown[port_position(self.outputs, key, "output")]
+        whole: list[Any] = [None] * len(self._model.outputs)
+        for at, given in zip(self.shown, outputs or (), strict=False):
+            whole[at] = given
+        changed = self._model.preset(whole, position, array)
+        return None if changed is None else [changed[at] for at in self.shown]
+
+    def create_runner(self, cancel: Cancel) -> StatefulRunner:
+        """Return a new runner, with the initial states."""
+        return StatefulRunner(self._model.create_runner(cancel), self)
+
+    def create_profiler(self) -> Runner:
+        """Refuse to repeat a run, whose states are gone."""
+        raise RequestError(
+            f"a request of model {self.name!r} with states cannot repeat a run to measure it: "
+            "compile the model with ENABLE_PROFILING"
+        )
+
+    def checked_stages(self, runner: Runner) -> list[Stage]:
+        """Return the stages of an asynchronous run."""
+        assert isinstance(runner, StatefulRunner), "`create_runner` made it"
+        return runner.wrapped(self._model.checked_stages(runner.inner))
+
+    def create_infer_request(self) -> Any:
+        """Refuse: a stateful model belongs to one request."""
+        raise NotImplementedError
+
+    def get_property(self, name: str) -> Any:
+        """Return a property of the model."""
+        return self._model.get_property(name)
+
+
+def _paired(model: Stateful, pairs: Mapping[str, str] | bool) -> list[tuple[int, int]]:
+    """Return the positions of the input and the output of each state, checked."""
+    if isinstance(pairs, bool):
+        outputs = {_plain_name(port.name, "present"): port.name for port in model.outputs}
+        names = [port.name for port in model.inputs if "past" in port.name]
+        pairs = {
+            name: outputs[key] for name in names if (key := _plain_name(name, "past")) in outputs
+        }
+        if not pairs:
+            shown = ", ".join(port.name for port in (*model.inputs, *model.outputs))
+            raise ConfigError(
+                f"model {model.name!r} has no inputs 'past...' with outputs 'present...'; list the "
+                f"states, as in states={{input: output}}. It has {shown}"
+            )
+    if not isinstance(pairs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"states are a dict, the output for each input, or True; got {pairs!r}")
+    found: list[tuple[int, int]] = []
+    for name, result in pairs.items():
+        first = port_position(model.inputs, name, "input")
+        second = port_position(model.outputs, result, "output")
+        port, output = model.inputs[first], model.outputs[second]
+        if not isinstance(port.type, TensorType) or port.shape is None or port.default is not None:
+            raise ConfigError(
+                f"input {port} cannot be a state: it is no tensor of known rank without a default"
+            )
+        if output.dtype not in (None, port.dtype):
+            raise ConfigError(f"input {port} cannot be the state of output {output}: dtypes differ")
+        if any(first == a or second == b for a, b in found):
+            raise ConfigError(f"input {port.name!r} or output {output.name!r} is in two states")
+        found.append((first, second))
+    return found
+
+
+def _plain_name(name: str, word: str) -> str:
+    """Return what the names of a cached input and output have in common."""
+    return re.sub("_key_values?", "", name).replace(word, "*", 1)

@@ -144,17 +144,17 @@ class Signature:
         has_defaults: Whether some input has a default.
     """
 
-    def __init__(self, inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> None:
-        """Create the ports of a model.
+    def __init__(self, inputs: Sequence[Port], outputs: Sequence[Port], name: str) -> None:
+        """Check the inputs of a model with these ports.
 
         Args:
-            inputs: The model's inputs.
-            outputs: The model's outputs.
+            inputs: Ports of the inputs.
+            outputs: Ports of the outputs.
             name: The model's name, for errors.
         """
         self.name = name
-        self.inputs = tuple(Port(v.name, v.type, v.parameter) for v in inputs)
-        self.outputs = tuple(Port(v.name, v.type) for v in outputs)
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
         self.output_positions = {port.name: k for k, port in enumerate(self.outputs)}
         self.has_defaults = any(port.default is not None for port in self.inputs)
         self._positions = {port.name: k for k, port in enumerate(self.inputs)}

@@ -149,12 +149,19 @@ def block_begin(end: int, count: int) -> int:
     return begin
 
 
-def guarded_copy(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only copy between guard pages; an array of objects itself."""
+def guarded_copy(array: NDArray[Any], *, writable: bool = False) -> NDArray[Any]:
+    """Return a copy between guard pages; an array of objects itself.
+
+    Args:
+        array: The array.
+        writable: Whether the copy may be written.
+    """
     if array.dtype.hasobject:
         return array
     copy = empty(array.shape, array.dtype)
     copy[...] = array
+    if writable:
+        return copy
     if _SUPPORTED and copy.nbytes:
         first = copy.ctypes.data // PAGE * PAGE
         _protect(first, _rounded(copy.ctypes.data + copy.nbytes) - first, _READ)

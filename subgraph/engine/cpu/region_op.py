@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from subgraph.engine.cpu.dry_run_plan import DryRunPlan
+from subgraph.engine.cpu.growing_inputs import with_buffers
 from subgraph.engine.cpu.region_options import CpuRegionOptions
 from subgraph.engine.cpu.region_session import ArgumentLayouts, CpuSession
 from subgraph.engine.cpu.row_parts import RowParts
@@ -52,6 +53,8 @@ class CpuSubgraphOp(RegionOp):
 
     def __init__(self, subgraph: Graph, options: CpuRegionOptions, fuse: Fuse) -> None:
         """Prepare to run a graph; see `RegionOp`."""
+        # By the inputs that grow, the fused graph and an op that runs it with a buffer for each.
+        self._growing: dict[tuple[int, ...], tuple[Graph, CpuSubgraphOp]] = {}
 
         def fuse_for_parts(graph: Graph) -> tuple[Graph, Guards]:
             found = self.row_parts.form()
@@ -78,11 +81,34 @@ class CpuSubgraphOp(RegionOp):
         options = attrs.evolve(self.options, independent=None)
         return CpuSubgraphOp(subgraph, options, without_weights)
 
+    def _growing_session(self, positions: tuple[int, ...]) -> CpuSession:
+        """Return a session of the fused graph with buffers for inputs that grow.
+
+        Args:
+            positions: The inputs, among those that are not weights.
+        """
+        with self._lock:
+            fused = self.fused
+            graph, op = self._growing.get(positions, (None, None))
+            if op is None or graph is not fused:
+                part = self.part_op(with_buffers(fused, positions))
+                assert isinstance(part, CpuSubgraphOp), "parts of a region are regions"
+                self._growing[positions] = fused, part
+                op = part
+        return op.session()
+
+    def run_report(self) -> dict[str, Any]:
+        """Return which strategies served calls; ``growing``: also those with inputs that grow."""
+        report = super().run_report()
+        if self._growing:
+            report["growing"] = [op.run_report() for _, op in self._growing.values()]
+        return report
+
     def session(self) -> CpuSession:
         """Return a session with memory of its own; streams are assigned in rotation."""
         pools = self.options.pools
         pool = pools[next(self._sessions) % len(pools)] if pools else None
-        return CpuSession(self, self.row_parts, self._layouts, pool)
+        return CpuSession(self, self.row_parts, self._layouts, pool, self._growing_session)
 
     def release(self) -> None:
         """Drop plans, programs and weights."""
@@ -90,6 +116,9 @@ class CpuSubgraphOp(RegionOp):
             super().release()
             self._stored.take_types()
             self._layouts.forget()
+            for _, op in self._growing.values():
+                op.release()
+            self._growing.clear()
 
     def adopt(self, fused: Graph, guards: Guards, dry_run: DryRun) -> None:
         """Take the fused graph and the dry run of a query of the same graph.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from subgraph.engine.cpu.compiled_loop import CompiledLoop
+from subgraph.engine.cpu.growing_inputs import claimed_buffers, release_buffers
 from subgraph.engine.cpu.row_parts import RowParts
 from subgraph.engine.executable.argument_layout import ArgumentLayout, make_argument_layout
 from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
@@ -19,6 +20,7 @@ from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.region_session import RegionSession
+from subgraph.graph.graph import Graph
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import ProfileEntry, RunIterations, Session, Wiring
 from subgraph.system.forking import free_in_child
@@ -58,7 +60,12 @@ class CpuSession(RegionSession):
     """Runs a region for one request; its plans run one after another in the same arena."""
 
     def __init__(
-        self, op: RegionOp, parts: RowParts, layouts: ArgumentLayouts, pool: Pool | None
+        self,
+        op: RegionOp,
+        parts: RowParts,
+        layouts: ArgumentLayouts,
+        pool: Pool | None,
+        growing: Callable[[tuple[int, ...]], CpuSession],
     ) -> None:
         """Open a session; memory comes with the first run.
 
@@ -67,6 +74,7 @@ class CpuSession(RegionSession):
             parts: Decides how many rows of a batch run at a time.
             layouts: The argument layouts of its plans, shared by all sessions.
             pool: The threads that run steps; None: only the calling thread.
+            growing: Opens a session of the region with buffers for inputs that grow, by position.
         """
         super().__init__(op)
         self._parts = parts
@@ -77,6 +85,9 @@ class CpuSession(RegionSession):
         # When a shape comes back whose executable plan was bound to another one, one more is made.
         self._most_instances = 1
         self._left: list[PlanInstance] = []  # the latest such shapes, as their plans
+        # The inputs that grow, the fused graph, and a session that runs it with their buffers.
+        self._growing: tuple[tuple[int, ...], Graph, CpuSession] | None = None
+        self._open_growing = growing
 
     def share(self, other: Session) -> None:
         """Use the arena of another session, which does not run at the same time."""
@@ -91,10 +102,20 @@ class CpuSession(RegionSession):
     def _run(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
     ) -> Sequence[Any]:
-        """Run on all rows, or on parts of them one after another."""
+        """Run on all rows, or on parts of them one after another; append to inputs that grow."""
+        buffers = claimed_buffers(inputs)
+        if buffers:
+            session = self._growing_session(tuple(buffers))
+            if session is not None:
+                session.profiling = self.profiling
+                made = session._run_as_one([*inputs, *buffers.values()], outputs)
+                self._profile = session.profile()
+                release_buffers(inputs, buffers, made)
+                return made
+            release_buffers(inputs, buffers, ())
         rows = self._rows_at_a_time(inputs)
         if not rows:
-            return super()._run(inputs, outputs)
+            return self._run_as_one(inputs, outputs)
         count = len(inputs[0])
         entries: list[ProfileEntry] = []
         results: list[Any] = list(outputs or ())
@@ -113,6 +134,42 @@ class CpuSession(RegionSession):
                         results[k][:end] = first
         self._profile = entries
         return results
+
+    def _run_as_one(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+    ) -> Sequence[Any]:
+        return super()._run(inputs, outputs)
+
+    def _growing_session(self, positions: tuple[int, ...]) -> CpuSession | None:
+        """Return the session of the region with buffers; None if the region is split in parts.
+
+        Args:
+            positions: The inputs that grow.
+        """
+        if self.region.split_region() is not None:
+            return None
+        fused = self.region.fused
+        if self._growing is None or self._growing[:2] != (positions, fused):
+            session = self._open_growing(positions)
+            session.share(self)
+            session._pool = self._pool
+            self._growing = positions, fused, session
+            if self._cancelled:  # `cancel` was called before it could find this session
+                session.cancel()
+        session = self._growing[2]
+        return session if session.region.split_region() is None else None
+
+    def cancel(self) -> None:
+        """End the run before its next step."""
+        super().cancel()
+        if self._growing is not None:
+            self._growing[2].cancel()
+
+    def resume(self) -> None:
+        """Revoke `cancel`, for later runs."""
+        super().resume()
+        if self._growing is not None:
+            self._growing[2].resume()
 
     def _rows_at_a_time(self, inputs: Sequence[Any]) -> int:
         """Return the rows of each part of a request; 0 if it runs as a whole."""

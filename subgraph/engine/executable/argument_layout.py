@@ -83,6 +83,8 @@ class Port:
         shape: Its concrete shape.
         nbytes: Its size.
         patch: The words that point into it.
+        grows: Whether it is an input to which steps write, or an output in such an input.
+        buffer: Of an output that grows, the position of the input; None for all others.
     """
 
     position: int
@@ -90,6 +92,8 @@ class Port:
     shape: tuple[int, ...]
     nbytes: int
     patch: Patch
+    grows: bool = False
+    buffer: int | None = None
 
 
 @attrs.frozen(eq=False)
@@ -204,8 +208,12 @@ def _areas(plan: Plan) -> tuple[tuple[int, int], ...]:
 def _port(
     position: int, operand: Operand, patches: dict[int, _PatchBuilder], as_array: AsArray
 ) -> Port:
-    patch = patches[position].build(as_array)
-    return Port(position, operand.dtype, operand.shape, operand.nbytes, patch)
+    root = location_of(operand)[0]
+    if operand.capacity:
+        patch = _PatchBuilder().build(as_array)
+        return Port(position, operand.dtype, operand.shape, 0, patch, True, root.index)
+    patch, grows = patches[position].build(as_array), root.longest is not None
+    return Port(position, operand.dtype, operand.shape, operand.nbytes, patch, grows)
 
 
 @attrs.define

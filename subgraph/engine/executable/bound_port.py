@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from subgraph.engine.executable.argument_layout import Patch, Port
 from subgraph.engine.program.addresses import address_of
+from subgraph.graph.growing import extended
 from subgraph.graph.result_arrays import usable_output
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.system import guard_pages
@@ -32,6 +33,7 @@ class BoundPort:
         memory: Bytes that the staging buffer is a part of; None without one.
         staging: The staging buffer; None: runs work on the caller's array.
         current: The array that the present run works on, None between runs.
+        array: The caller's array, of an input that is a buffer; None between runs.
     """
 
     def __init__(self, port: Port, words: Array) -> None:
@@ -52,7 +54,9 @@ class BoundPort:
         self._address = -1  # in the words
         self._staging_address = -1
         self.current: Any = None
-        if port.nbytes <= MAX_STAGED_BYTES:
+        self.array: Any = None
+        self._grows = port.grows
+        if port.nbytes <= MAX_STAGED_BYTES and not port.grows:
             self.allocate_staging()
 
     def resize(
@@ -68,7 +72,7 @@ class BoundPort:
         self.type, self.nbytes, self.staging = (self.type[0], shape), nbytes, None
         if offsets is not None:
             self._patch, self._address = Patch(self._patch.positions, offsets), -1
-        if nbytes <= MAX_STAGED_BYTES:
+        if nbytes <= MAX_STAGED_BYTES and not self._grows:
             self.allocate_staging()
 
     def allocate_staging(self) -> Array:
@@ -100,10 +104,17 @@ class BoundPort:
             self.staging[...] = array
             self.current = self.staging
             return
+        if not len(self._patch.positions):  # no kernel reads it
+            self.current = array
+            return
+        if self._grows:
+            self.array = array
         array = np.ascontiguousarray(array, self._dtype)
         # The reference to the array (or to its copy in C order) keeps the memory alive during the
         # run, since the kernels only have its address.
-        self.current = guard_pages.guarded_copy(array) if guard_pages.MODE else array
+        self.current = array
+        if guard_pages.MODE:
+            self.current = guard_pages.guarded_copy(array, writable=self._grows)
         self._point_to(address_of(self.current))
 
     def bind_output(self, wanted: Array | None) -> Array:
@@ -127,10 +138,36 @@ class BoundPort:
 
     def release_array(self) -> None:
         """Drop the reference to the caller's array, after a run."""
-        self.current = None
+        if self.array is not None and self.array is not self.current:
+            self.array[...] = self.current  # the run wrote to a copy between guard pages
+        self.current = self.array = None
 
     def copy_result(self, results: list[Array]) -> None:
         """Set the result of this output to a copy of its staging buffer, if it has one."""
         if self.staging is not None:
             # The next run overwrites the staging buffer, but the caller owns the result.
             results[self.position] = self.staging.copy()
+
+
+class GrowingPort(BoundPort):
+    """An output that grows in the buffer of an input; it has no memory of its own."""
+
+    def __init__(self, port: Port, words: Array, buffer: BoundPort) -> None:
+        """Bind an output to the input that is its buffer.
+
+        Args:
+            port: The output.
+            words: The argument words of the plan, none of which point into the output.
+            buffer: The input.
+        """
+        super().__init__(port, words)
+        self._buffer = buffer
+
+    def bind_output(self, wanted: Array | None) -> Array:
+        """Return the buffer, until the run has ended."""
+        buffer: Array = self._buffer.array
+        return buffer
+
+    def copy_result(self, results: list[Array]) -> None:
+        """Set the result of this output to a view of the buffer, with the appended positions."""
+        results[self.position] = extended(self._buffer.array, self.type[1][-2])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.executable.argument_layout import ArgumentLayout, Patch, SymbolicConstant
-from subgraph.engine.executable.bound_port import BoundPort
+from subgraph.engine.executable.bound_port import BoundPort, GrowingPort
 from subgraph.engine.executable.reference_steps import run_reference_step
 from subgraph.engine.executable.stored_program import StoredProgram
 from subgraph.engine.executable.symbolic_plan import PlanInstance
@@ -136,10 +136,14 @@ class ExecutablePlan:
         self._bind_weights(layout)
         self._changes = ChangedEntries([entry for entry, _ in self._entry_patches])
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
-        self.inputs, self.outputs = (
-            [BoundPort(port, self._words) for port in ports]
-            for ports in (layout.inputs, layout.outputs)
-        )
+        self.inputs = [BoundPort(port, self._words) for port in layout.inputs]
+        of_input = {port.position: port for port in self.inputs}
+        self.outputs = [
+            BoundPort(port, self._words)
+            if port.buffer is None
+            else GrowingPort(port, self._words, of_input[port.buffer])
+            for port in layout.outputs
+        ]
         self._threads = 1 if pool is None else pool.size
         self._segments = self._make_segments(layout, pool, addresses)
         first = self._segments[0]

@@ -437,12 +437,11 @@ class _SymbolicPorts:
         all_offsets = [numbers.array(port.patch.offsets) for port in ports]
         # Symbolic numbers are 0 in these ports.
         self._ports = [
-            Port(
-                port.position,
-                port.dtype,
-                tuple(row[1 : 1 + len(port.shape)]),
-                row[0],
-                Patch(port.patch.positions, offsets.base),
+            attrs.evolve(
+                port,
+                shape=tuple(row[1 : 1 + len(port.shape)]),
+                nbytes=row[0],
+                patch=Patch(port.patch.positions, offsets.base),
             )
             for port, row, offsets in zip(
                 ports, self._sizes.base.tolist(), all_offsets, strict=True

@@ -1,4 +1,7 @@
-"""The outputs of a planned graph: each in plain layout and, for most devices, memory of its own."""
+"""The outputs of a planned graph: each in plain layout and, for most devices, memory of its own.
+
+An output that grows in the buffer of an input stays there.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,12 @@ def place_outputs(planner: PlanInProgress, *, copies: bool) -> tuple[Operand, ..
     """
     outputs: list[Operand] = []
     for position, value in enumerate(planner.graph.outputs):
-        operand = planner.layouts.plain(planner.operand(value))
+        operand = planner.operand(value)
+        if operand.capacity:
+            # The session returns a view of the buffer.
+            outputs.append(operand)
+            continue
+        operand = planner.layouts.plain(operand)
         root, offset = location_of(operand)
         whole = offset == 0 and root.nbytes == operand.nbytes
         own = root.kind == "arena" and whole

@@ -60,3 +60,31 @@ class RegistersArguments(KernelArguments):
     target: Address
     rows: int
     columns: int
+
+
+class StridesArguments(KernelArguments):
+    """Arguments of `from_strides`; a work unit is a row, and rows are numbered by four loops.
+
+    Attributes:
+        source: First byte of the first row.
+        target: First byte that is written.
+        row: Bytes of a row.
+        size_1: Iterations of the second loop; those of the first follow from the work units.
+        size_2: Those of the third loop.
+        size_3: Those of the innermost loop.
+        step_0: Bytes of the source from one iteration of the outermost loop to the next.
+        step_1: Those of the second loop.
+        step_2: Those of the third loop.
+        step_3: Those of the innermost loop.
+    """
+
+    source: Address
+    target: Address
+    row: int
+    size_1: int
+    size_2: int
+    size_3: int
+    step_0: int
+    step_1: int
+    step_2: int
+    step_3: int

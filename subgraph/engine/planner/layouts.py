@@ -11,6 +11,10 @@ Rules that do not support it get such a value in the blocked layout of float32.
 
 The fourth, "registers", is what matrix tiles read of the left operand of a product: a product that
 knows its readers may choose it (`Operand.store_as`). Others get the plain layout.
+
+The fifth, "strided", is any view of memory (`subgraph.engine.planner.views`): keys and values of a
+decoder in a buffer with room for more (`Lowering.extend`), or heads that several others share.
+Rules that do not support it get a copy in plain layout.
 """
 
 from __future__ import annotations
@@ -24,11 +28,14 @@ from subgraph.engine.planner.layout_arguments import (
     CopyBytesArguments,
     RegistersArguments,
     ReorderArguments,
+    StridesArguments,
 )
 from subgraph.engine.planner.lowering import Lowering, LoweringRule, Unsupported
 from subgraph.engine.planner.operands import EmittedStep, Layout, Operand, Storage
+from subgraph.engine.planner.views import MAX_RUNS, runs
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.symbolic import larger
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.system import host
@@ -135,13 +142,14 @@ class LayoutAssigner:
             yield self._in_blocks(node, inputs, types[0], False), True
         elif self._enabled and rule.makes_blocks is not None and rule.makes_blocks(node):
             yield [self._plain(operand) for operand in inputs], True
-        if "registers" in layouts and "registers" in rule.layouts:
-            yield [self._plain(operand, registers=True) for operand in inputs], False
+        for own in ("registers", "strided"):
+            if own in layouts and own in rule.layouts:
+                yield [self._plain(operand, own) for operand in inputs], False
         yield [self._plain(operand) for operand in inputs], False
 
-    def _plain(self, operand: Operand | None, *, registers: bool = False) -> Operand | None:
-        """Return an input in the plain layout; in the layout "registers" as it is, if allowed."""
-        if operand is None or (registers and operand.layout == "registers"):
+    def _plain(self, operand: Operand | None, other: str = "plain") -> Operand | None:
+        """Return an input in the plain layout, or as it is if its layout is ``other``."""
+        if operand is None or operand.layout == other:
             return operand
         return self._converted(operand, "plain")
 
@@ -202,7 +210,7 @@ class LayoutAssigner:
         found: list[Operand | None] = []
         for position, given in enumerate(inputs):
             operand = given
-            if operand is not None and operand.layout == "registers":
+            if operand is not None and operand.layout in ("registers", "strided"):
                 operand = self._converted(operand, "plain")
             if operand is not None and operand.layout == "bfloat16" and position != filters:
                 found.append(operand if keeps else self._converted(operand, "blocked"))
@@ -251,7 +259,7 @@ class LayoutAssigner:
     def _commit(self) -> None:
         for source, target, step in self._pending:
             self._counterparts[source] = target
-            if source.layout not in ("bfloat16", "registers"):
+            if source.layout in ("plain", "blocked"):
                 # Conversion back to the first layout then costs nothing.
                 self._counterparts[target] = source
             if step is not None:
@@ -262,7 +270,7 @@ class LayoutAssigner:
 
 def _same_memory(a: Operand, b: Operand) -> bool:
     """Return whether both layouts of a value are the same bytes: one pixel and whole blocks."""
-    if a.layout in ("bfloat16", "registers"):
+    if a.layout not in ("plain", "blocked"):
         return False
     lanes = max(a.lanes, b.lanes)
     return math.prod(a.shape[2:]) == 1 and a.shape[1] % lanes == 0
@@ -288,11 +296,13 @@ def conversion_step(source: Operand, target: Operand) -> EmittedStep:
 
     Args:
         source: The operand.
-        target: An operand of the same type: in the plain layout if the source is blocked or
-            registers, else in the blocked one.
+        target: An operand of the same type: in the plain layout if the source is blocked, registers
+            or strided, else in the blocked one.
     """
     if source.layout == "registers":
         return _from_registers(source, target)
+    if source.layout == "strided":
+        return _from_strides(source, target)
     blocked = target if target.layout == "blocked" else source
     pixels = math.prod(source.shape[2:])
     chunks = -(-pixels // _CONVERSION_UNIT_PIXELS)
@@ -327,3 +337,23 @@ def _from_registers(source: Operand, target: Operand) -> EmittedStep:
     node = Node("Reorder", name=f"{source.name}.to_plain", domain=INTERNAL_DOMAIN)
     units, moved = -(-rows // MATRIX_ROWS), source.nbytes + target.nbytes
     return EmittedStep(node, kernel, tuple(arguments.words()), units, 1, 0, moved)
+
+
+def _from_strides(source: Operand, target: Operand) -> EmittedStep:
+    """Return the step that copies a strided operand to the plain layout."""
+    *outer, (size, _) = runs(source.view) or [(1, 1)]
+    assert len(outer) < MAX_RUNS, "views of more runs are not made"
+    item = source.itemsize
+    sizes, strides = zip(*outer, *[(1, 0)] * (MAX_RUNS - 1 - len(outer)), strict=True)
+    arguments = StridesArguments(
+        source=source,
+        target=target,
+        row=size * item,
+        **{f"size_{k}": sizes[k] for k in range(1, MAX_RUNS - 1)},
+        **{f"step_{k}": strides[k] * item for k in range(MAX_RUNS - 1)},
+    )
+    kernel = Kernel("subgraph.ops.movement.reorder_kernels", "from_strides")
+    node = Node("Reorder", name=f"{source.name}.to_plain", domain=INTERNAL_DOMAIN)
+    units, moved = math.prod(sizes) if target.size else 0, 2 * target.nbytes
+    grain = larger(1, _COPY_UNIT_BYTES // larger(1, size * item))
+    return EmittedStep(node, kernel, tuple(arguments.words()), units, grain, 0, moved)

@@ -144,11 +144,13 @@ class Lowering:
         kernels: Name of the device's kernels in messages.
         copies_outputs: Whether a plan copies outputs that share memory with other values.
         branches: Whether a run may skip steps, so that a plan may contain an If.
+        views: Whether kernels read operands in the layout "strided".
         uses_guard_pages: Whether storages are placed between guard pages, for debugging.
     """
 
     copies_outputs: ClassVar[bool] = True
     branches: ClassVar[bool] = True
+    views: ClassVar[bool] = True
     uses_guard_pages: ClassVar[bool] = bool(guard_pages.MODE)
     registry: ClassVar[Registry[LoweringRule]] = LOWERINGS
     kernels: ClassVar[str] = "CPU"
@@ -196,6 +198,7 @@ class Lowering:
         self.steps: list[EmittedStep] = []
         self.in_place_pairs: list[tuple[Operand, Operand]] = []
         self._placed: list[Storage] = []
+        self._extended: list[tuple[Storage, Operand]] = []
 
     def input(self, index: int) -> Operand:
         """Return the operand of a required input.
@@ -372,12 +375,36 @@ class Lowering:
         self._placed.append(part)
         return True
 
+    def extend(self, source: Operand, output: Operand) -> bool:
+        """Let an output be the longer form of a growing input, in the same buffer.
+
+        The steps of the node write the positions behind those of the input. Only the longest
+        operand of a buffer can be extended: two outputs would write to the same positions.
+
+        Args:
+            source: The input.
+            output: The output; it differs from the input in the second last dimension.
+
+        Returns:
+            False if that is not possible.
+        """
+        buffer = source.storage
+        if buffer is None or buffer.longest is not source:
+            return False
+        if output.shape[-2] > source.capacity:
+            return False
+        self._extended.append((buffer, source))
+        output.grow_in(buffer, source.capacity)
+        return True
+
     def undo(self) -> None:
-        """Undo all calls of `place`, because the node is lowered in another way."""
+        """Undo all calls of `place` and `extend`: the node is lowered in another way."""
         # All other changes of a lowering are to its own outputs and steps, which are dropped with
         # it.
         for part in self._placed:
             part.parent, part.parent_offset = None, 0
+        for buffer, source in reversed(self._extended):
+            buffer.longest = source
 
     def set_constant(self, output: Operand, array: Array) -> None:
         """Make an output the constant ``array`` of this plan."""

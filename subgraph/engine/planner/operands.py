@@ -13,13 +13,14 @@ import attrs
 
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS, MATRIX_SLACK
 from subgraph.engine.planner.concrete_types import concrete
+from subgraph.engine.planner.views import View, dense
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 
-Layout = Literal["plain", "blocked", "bfloat16", "registers"]
+Layout = Literal["plain", "blocked", "bfloat16", "registers", "strided"]
 
 
 @attrs.define(eq=False)
@@ -37,6 +38,8 @@ class Storage:
         parent: The storage of which this is a part (an input of a concatenation in its output, or
             an output in the input that it overwrites), or None.
         parent_offset: Where in ``parent`` it begins, in bytes.
+        longest: The operand with the most positions in a buffer in which operands grow; None: this
+            is no such buffer, or steps only read it.
     """
 
     kind: Literal["arena", "input", "output", "constant"]
@@ -47,6 +50,7 @@ class Storage:
     worker_stride: int = 0
     parent: Storage | None = None
     parent_offset: int = 0
+    longest: Operand | None = None
 
     def root(self) -> tuple[Storage, int]:
         """Return the outermost storage that contains this one, and the offset in it in bytes."""
@@ -64,17 +68,21 @@ class Storage:
 
 @attrs.define(eq=False)
 class Operand:
-    """A value of the plan: concrete dtype and shape, dense, row-major in its layout.
+    """A value of the plan: concrete dtype and shape, row-major in its layout.
 
     Attributes:
         name: The value's name.
         dtype: Its dtype.
         shape: Its logical shape. In "blocked" and "bfloat16" memory is [N, ceil(C / lanes),
             *spatial, lanes], zero in the channels beyond C.
-        layout: "plain", "blocked", "bfloat16" or "registers"; in the last two, values of float32
-            are stored as bfloat16. "bfloat16" has `MATRIX_SLACK` bytes of any content behind them.
-            "registers" are those of the left operand of a product over matrix tiles: for each 16
-            rows, all steps of 32 columns.
+        layout: "plain", "blocked", "bfloat16", "registers" or "strided". In "bfloat16" and
+            "registers" values of float32 are stored as bfloat16. "bfloat16" has `MATRIX_SLACK`
+            bytes of any content behind them. "registers" are those of the left operand of a
+            product over matrix tiles: for each 16 rows, all steps of 32 columns. "strided" is a
+            view of memory that is not dense, or repeated; the last dimension is contiguous.
+        view: Where the elements are, in the layout "strided".
+        capacity: Positions, along the second last axis, for which an input has room that is its
+            buffer; 0 for operands that cannot grow.
         known: Its content, if the plan depends on it (shape arithmetic, small integer weights).
         source: How its content follows from parameters alone, or None: the parameter whose value it
             is, or the recipe of a transposed weight, a folded BatchNormalization. `Lowering.weight`
@@ -95,6 +103,8 @@ class Operand:
     storage: Storage | None = None
     offset: int = 0
     lanes: int = 1
+    view: View = ()
+    capacity: int = 0
     form: tuple[Any, float] | None = None
     _type: TensorType | None = attrs.field(default=None, init=False, repr=False)
 
@@ -154,9 +164,23 @@ class Operand:
         return -(-self.shape[1] // self.lanes)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its memory, including padding."""
+    def memory_shape(self) -> tuple[int, ...]:
+        """The dimensions in memory, of operands in layouts with blocks, dense and growing ones."""
         if self.layout == "plain":
+            return self.shape
+        if self.layout == "strided":
+            return (*self.shape[:-2], self.capacity, self.shape[-1])
+        return (self.shape[0], self.blocks, *self.shape[2:], self.lanes)
+
+    @property
+    def parts(self) -> View:
+        """The view of a plain or strided operand."""
+        return self.view if self.layout == "strided" else dense(self.shape, self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its memory, including padding; of a strided operand those of its elements."""
+        if self.layout in ("plain", "strided"):
             return self.size * self.itemsize
         if self.layout == "registers":
             rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
@@ -165,9 +189,19 @@ class Operand:
                 -(-columns // MATRIX_DEPTH) * MATRIX_DEPTH,
             )
             return math.prod(whole) * self.itemsize
-        padded = self.shape[0] * self.blocks * self.lanes * math.prod(self.shape[2:])
         slack = MATRIX_SLACK if self.layout == "bfloat16" else 0
-        return padded * self.itemsize + slack
+        return math.prod(self.memory_shape) * self.itemsize + slack
+
+    def grow_in(self, buffer: Storage, capacity: int) -> None:
+        """Make the operand the longest one that lies in a buffer, from its first position on.
+
+        Args:
+            buffer: The buffer.
+            capacity: Positions of the buffer.
+        """
+        self.layout, self.capacity, self.storage = "strided", capacity, buffer
+        self.view = dense(self.shape, self.memory_shape)
+        buffer.longest = self
 
     def store_as(self, layout: Literal["plain", "bfloat16", "registers"]) -> None:
         """Set the layout of an output whose storage is its own, of float32 unless it is plain."""
