@@ -227,11 +227,18 @@ def same_shape(a: Value | None, b: Value | None) -> bool:
     return first is not None and first == second and None not in first
 
 
-def reshaped(value: Value, shape: tuple[int, ...]) -> Value:
-    """Return a weight in another shape."""
+def reshaped(value: Value, shape: Shape, unknown: int = 0) -> Value:
+    """Return a value in another shape.
+
+    Args:
+        value: The value.
+        shape: The shape.
+        unknown: What stands for a dimension that is no number in the Reshape: -1 to compute it.
+    """
     if shape_of(value) == shape:
         return value
-    return weight_node("Reshape", [value], shape, attributes={"shape": shape}, version=1)
+    sizes = tuple(dim if isinstance(dim, int) else unknown for dim in shape)
+    return weight_node("Reshape", [value], shape, attributes={"shape": sizes}, version=1)
 
 
 def weight_node(

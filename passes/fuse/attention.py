@@ -35,8 +35,10 @@ def attention(context: Context, node: Node) -> Match | None:
     if rank not in (3, 4) or axis not in (-1, rank - 1):
         return None
     found = _scores(context, scores)
-    weighted = context.sole_user(node.outputs[0], "MatMul")
-    if found is None or weighted is None or weighted.inputs[0] is not node.outputs[0]:
+    cleared = _cleared(context, node.outputs[0])
+    weights = cleared[-1].outputs[0] if cleared else node.outputs[0]
+    weighted = context.sole_user(weights, "MatMul")
+    if found is None or weighted is None or weighted.inputs[0] is not weights:
         return None
     q, k, v = found.q, found.k, weighted.inputs[1]
     split = _split_heads(context, q, found.k_transpose, v, weighted) if rank == 4 else None
@@ -51,8 +53,26 @@ def attention(context: Context, node: Node) -> Match | None:
     attributes: dict[str, object] = {"scale": found.scale}
     if heads:
         attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
-    nodes = context.ordered([*own, *found.nodes, node, weighted])
+    if cleared:
+        attributes["zero_unseen"] = 2
+    nodes = context.ordered([*own, *found.nodes, node, *cleared, weighted])
     return Match(nodes, "Attention", (*inputs, found.mask), attributes, "", version=23, arity=7)
+
+
+def _cleared(context: Context, weights: Value) -> list[Node]:
+    """Return the nodes that replace weights of NaN by 0, as PyTorch exports; [] without any.
+
+    A Softmax is NaN in a whole row: of a query that sees no key, or of one with a score of NaN.
+    """
+    tests = [user for user in weights.uses if is_op(user, "IsNaN")]
+    choice = context.sole_user(tests[0].outputs[0], "Where") if len(tests) == 1 else None
+    if choice is None or len(weights.uses) != 2 or context.graph.is_output(weights):
+        return []
+    if choice.inputs[2] is not weights or context.scalar(choice.inputs[1]) != 0:
+        return []
+    if shape_of(choice.outputs[0]) != shape_of(weights):
+        return []
+    return [tests[0], choice]
 
 
 def _is_one_head(q: Value | None, k: Value, v: Value | None, mask: Value | None) -> bool:

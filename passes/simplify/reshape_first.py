@@ -7,6 +7,7 @@ exchanged the Transpose is next to the matrix product, where the pattern of atte
 from __future__ import annotations
 
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.operators.shape_values import follows_from_shapes
 from subgraph.passes.patterns import (
     Context,
     is_op,
@@ -41,14 +42,20 @@ def _exchanged(transpose: Node, reshape: Node) -> Value | None:
     matrices, result = transpose.inputs[0], reshape.outputs[0]
     before, after = shape_of(transpose.outputs[0]) or (), shape_of(result) or ()
     sizes = [dim for dim in after if isinstance(dim, int)]
-    rank = len(sizes)
+    rank = len(after)
     # Only if the Reshape keeps the last two axes whole may it run before they are exchanged.
-    if matrices is None or rank != len(after) or rank < 2 or before[-2:] != after[-2:]:
+    if matrices is None or rank < 2 or None in after or before[-2:] != after[-2:]:
         return None
     if order_of_axes(transpose) != _transposed(len(before)):
         return None
     perm = _transposed(rank)
-    source = reshaped(matrices, tuple(sizes[axis] for axis in perm))
+    shape = tuple(after[axis] for axis in perm)
+    if len(sizes) == rank:
+        source = reshaped(matrices, shape)
+    elif len(sizes) == rank - 1 and 0 not in sizes and _follows_from_shapes(reshape):
+        source = reshaped(matrices, shape, unknown=-1)
+    else:
+        return None
     made = Node("Transpose", [source], version=13, attrs={"perm": perm}, name=reshape.name)
     made.metadata = {"origin": (reshape.metadata or {}).get("origin") or reshape.name}
     if source.producer is not None and source is not matrices:
@@ -56,6 +63,11 @@ def _exchanged(transpose: Node, reshape: Node) -> Value | None:
     reshape.name += ".transposed"
     made.outputs[0].type = result.type
     return made.outputs[0]
+
+
+def _follows_from_shapes(reshape: Node) -> bool:
+    """Return whether no value that a run computes decides the shape of a Reshape."""
+    return all(value is None or follows_from_shapes(value) for value in reshape.inputs[1:])
 
 
 def _transposed(rank: int) -> tuple[int, ...]:
