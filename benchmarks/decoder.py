@@ -1,20 +1,27 @@
-"""Time of the steps of a language model with weights of 4 bits, beside ONNX Runtime.
+"""Time of the steps of a language model, with weights of 4 bits or from a file, beside peers.
 
 usage: python benchmarks/decoder.py [--layers 4] [--width 512] [--prompt 20] [--steps 100]
-       [--level 4] [--threads 1] [--only subgraph] [--save decoder.onnx]
+       [--level 4] [--threads 1] [--only states] [--save decoder.onnx]
+       python benchmarks/decoder.py --model FILE [--prompt 20] [--steps 100] ...
 
-The model has the form that exporters of ONNX Runtime write: MatMulNBits, GroupQueryAttention with
-rotary embeddings, a cache that is an input and an output, normalization of root mean squares.
-Weights are random. Steps of both runtimes alternate; each feeds its own results back. The table has
-the time of the prompt, of the first steps, and the median of the later ones. With several threads a
-process should have one runtime (``--only``), whose threads no other's disturb by waiting.
+A file, as `make_models/export_decoders.py` writes it, has inputs ``input_ids``, ``attention_mask``,
+``position_ids`` and ``past.*``, and outputs ``logits`` and ``present.*``. Without one the model has
+the form that exporters of ONNX Runtime write: MatMulNBits, GroupQueryAttention with rotary
+embeddings, normalization of root mean squares. Weights are random.
+
+Steps of all runtimes alternate; each feeds its own results back, or, "states", has a request that
+carries the cache from step to step. OpenVINO carries the cache as well, in float32. The table has
+the time of the prompt, of the first steps, and the median of the later ones. With several threads,
+and for caches of many megabytes, a process should have one runtime (``--only``), which no other
+disturbs.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +36,11 @@ import subgraph as sg
 from subgraph.graph.types import Array
 
 BLOCK, HEAD, VOCABULARY, POSITIONS = 32, 64, 4000, 4096
+_STATES = "states"  # Subgraph with a request that carries the cache
+_OPENVINO = "openvino"
 _FIRST = 8  # steps that plan, bind or allocate
 Runner = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+Made = Callable[[Array, int], dict[str, Array]]
 
 
 class Decoder:
@@ -133,47 +143,106 @@ class Decoder:
             ir_version=9,
         )
 
+    def inputs(self, tokens: Array, length: int) -> dict[str, Array]:
+        """Return the inputs beside the cache.
 
-def runners(model: onnx.ModelProto, threads: int) -> dict[str, Runner]:
-    """Return functions that run the model on Subgraph and on ONNX Runtime."""
+        Args:
+            tokens: The new tokens [1, count].
+            length: Tokens before them and they.
+        """
+        return {"tokens": tokens, "mask": np.ones((1, length), np.int64)}
+
+
+def inputs_of_file(tokens: Array, length: int) -> dict[str, Array]:
+    """Return the inputs beside the cache of a model as `transformers` has it; see `Decoder`."""
+    positions = np.arange(length - tokens.shape[1], length)[None]
+    mask = np.ones((1, length), np.int64)
+    return {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+
+
+def empty_cache(model: onnx.ModelProto) -> dict[str, Array]:
+    """Return a cache without positions."""
+    found: dict[str, Array] = {}
+    for value in model.graph.input:
+        if value.name.startswith("past."):
+            sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            found[value.name] = np.zeros((1, sizes[1], 0, sizes[3]), np.float32)
+    return found
+
+
+def by_subgraph(model: onnx.ModelProto, threads: int, *, states: bool) -> Runner:
+    """Return a function that runs the model on Subgraph.
+
+    Args:
+        model: The model.
+        threads: Threads of the runtime.
+        states: Whether the request carries the cache.
+    """
+    compiled = sg.compile_model(sg.load(model), "CPU", {"INFERENCE_NUM_THREADS": threads})
+    return compiled.create_infer_request(states).infer
+
+
+def by_onnxruntime(model: onnx.ModelProto, threads: int) -> Runner:
+    """Return a function that runs the model on ONNX Runtime."""
     session = onnxruntime_session(model.SerializeToString(), threads)
     names = [value.name for value in session.get_outputs()]
-    request = sg.compile_model(
-        sg.load(model), "CPU", {"INFERENCE_NUM_THREADS": threads}
-    ).create_infer_request()
 
-    def by_peer(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         results: Any = session.run(None, dict(inputs))
         return dict(zip(names, results, strict=True))
 
-    return {"subgraph": lambda inputs: request.infer(inputs), "onnxruntime": by_peer}
+    return run
+
+
+def by_openvino(model: onnx.ModelProto, threads: int) -> Runner:
+    """Return a function that runs the model on OpenVINO, which carries the cache.
+
+    Args:
+        model: The model.
+        threads: Threads of the runtime.
+    """
+    import openvino
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    core = openvino.Core()
+    read: Any = core.read_model(model.SerializeToString())
+    pairs = {name: name.replace("past", "present", 1) for name in empty_cache(model)}
+    shapes = {each.any_name: each.partial_shape for each in read.inputs}
+    for shape in shapes.values():
+        shape[0] = 1  # otherwise the first states have no samples
+    read.reshape(shapes)
+    apply_make_stateful_transformation(read, pairs)
+    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    request: Any = core.compile_model(read, "CPU", options).create_infer_request()
+
+    def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        results = request.infer(dict(inputs))
+        return {each.any_name: array for each, array in results.items()}
+
+    return run
 
 
 def generate(
-    decoder: Decoder, both: Mapping[str, Runner], prompt: int, steps: int
+    inputs_of: Made, empty: dict[str, Array], both: Mapping[str, Runner], counts: Sequence[int]
 ) -> dict[str, list[float]]:
-    """Return the seconds of the prompt and of each step, by runtime.
+    """Return the seconds of each step, by runtime.
 
     Args:
-        decoder: The model's sizes.
+        inputs_of: Returns the inputs beside the cache; see `Decoder.inputs`.
+        empty: The cache to begin with.
         both: The runtimes.
-        prompt: Tokens of the prompt.
-        steps: Steps after the prompt.
+        counts: Tokens of each step: those of the prompt, then 1.
     """
     rng = np.random.default_rng(1)
-    empty = np.zeros((1, decoder.keys, 0, HEAD), np.float32)
-    caches = {
-        name: {f"past.{k}.{part}": empty for k in range(decoder.layers) for part in "kv"}
-        for name in both
-    }
+    caches = {name: {} if name in (_STATES, _OPENVINO) else empty for name in both}
     times: dict[str, list[float]] = {name: [] for name in both}
-    for step in range(steps + 1):
-        tokens = rng.integers(0, VOCABULARY, (1, 1 if step else prompt))
-        mask = np.ones((1, prompt + step), np.int64)
+    for step, count in enumerate(counts):
+        tokens = rng.integers(0, VOCABULARY, (1, count))
+        inputs = inputs_of(tokens, sum(counts[: step + 1]))
         logits: dict[str, Array] = {}
         for name, run in both.items():
             start = time.perf_counter()
-            results = run({"tokens": tokens, "mask": mask, **caches[name]})
+            results = run({**inputs, **caches[name]})
             times[name].append(time.perf_counter() - start)
             logits[name] = np.array(results["logits"])
             caches[name] = {
@@ -181,10 +250,18 @@ def generate(
                 for key, value in results.items()
                 if key != "logits"
             }
-        one, other = [*logits.values(), *logits.values()][:2]
+        one, *others = logits.values()
         # Rounding to int8 may differ by a step where a float32 is next to a tie.
-        assert np.abs(one - other).max() <= 0.05 * np.abs(other).max(), step
+        assert all(np.abs(one - o).max() <= 0.05 * np.abs(o).max() for o in others), step
     return times
+
+
+RUNTIMES: dict[str, Callable[[onnx.ModelProto, int], Runner]] = {
+    "subgraph": partial(by_subgraph, states=False),
+    _STATES: partial(by_subgraph, states=True),
+    "onnxruntime": by_onnxruntime,
+    _OPENVINO: by_openvino,
+}
 
 
 def main() -> None:
@@ -194,17 +271,21 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--level", type=int, default=4, help="accuracy_level of MatMulNBits")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", choices=["subgraph", "onnxruntime"], help="one runtime")
+    parser.add_argument("--only", choices=list(RUNTIMES), help="one runtime")
     parser.add_argument("--save", type=Path, help="write the model, too")
+    parser.add_argument("--model", type=Path, help="a file, instead of a model of random weights")
     given = parser.parse_args()
     decoder = Decoder(given.layers, given.width, given.level)
-    model = decoder.model()
+    model = onnx.load(given.model) if given.model else decoder.model()
+    inputs_of = inputs_of_file if given.model else decoder.inputs
+    title = given.model.name if given.model else f"{given.layers} layers of {given.width}"
     if given.save:
         onnx.save(model, given.save)
-    both = runners(model, given.threads)
-    chosen = {name: run for name, run in both.items() if given.only in (None, name)}
-    times = generate(decoder, chosen, given.prompt, given.steps)
-    table = Table(title=f"{given.layers} layers of {given.width}, {given.threads} thread(s), ms")
+    names = [given.only] if given.only else list(RUNTIMES)
+    chosen = {name: RUNTIMES[name](model, given.threads) for name in names}
+    counts = [given.prompt, *[1] * given.steps]
+    times = generate(inputs_of, empty_cache(model), chosen, counts)
+    table = Table(title=f"{title}, {given.threads} thread(s), ms")
     for title in ("runtime", f"prompt of {given.prompt}", f"first {_FIRST} steps", "later steps"):
         table.add_column(title, justify="left" if title == "runtime" else "right")
     for name, (first, *rest) in times.items():
