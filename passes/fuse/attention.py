@@ -51,6 +51,8 @@ def attention(context: Context, node: Node) -> Match | None:
             return None
         inputs, own, heads = (q, k, v), found.k_nodes, 1 if rank == 3 else 0
     attributes: dict[str, object] = {"scale": found.scale}
+    if found.softcap:
+        attributes["softcap"] = found.softcap
     if heads:
         attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
     if cleared:
@@ -90,6 +92,7 @@ class _Scores:
     Attributes:
         nodes: Its nodes, without a transposition of K.
         scale: The product of all constant factors.
+        softcap: Bound c of ``c * tanh(scaled / c)``, before the mask is added; 0: none.
         mask: The added mask, or None.
         q: Q, [B, H, T, D] or [B, T, D].
         k: K before a transposition of its own, [B, H, S, D] or [B, S, D]; None without one.
@@ -100,6 +103,7 @@ class _Scores:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.scale = 1.0
+        self.softcap = 0.0
         self.mask: Value | None = None
         self.q: Value | None = None
         self.k: Value | None = None
@@ -122,6 +126,7 @@ def _scores(context: Context, value: Value | None) -> _Scores | None:
         if not 2 <= rank <= 4 or dtype_of(found.mask) != dtype_of(inner):
             return None
         node = inner.producer
+    node = _unbounded(context, node, found)
     if node is not None and is_op(node, "Mul", "Div"):
         inner = _operand_from(node, ("MatMul",))
         number = None if inner is None else context.scalar(context.other_operand(node, inner))
@@ -140,6 +145,21 @@ def _scores(context: Context, value: Value | None) -> _Scores | None:
     if transpose is not None:
         found.k, found.k_nodes = transpose.inputs[0], [transpose]
     return found
+
+
+def _unbounded(context: Context, node: Node | None, found: _Scores) -> Node | None:
+    """Return the node of the scores before ``c * tanh(scores / c)``; the same without a bound."""
+    tanh = None if node is None or not is_op(node, "Mul") else _operand_from(node, ("Tanh",))
+    if node is None or tanh is None or tanh.producer is None:
+        return node
+    divided = produced_by(tanh.producer.inputs[0], "Div")
+    bound = context.scalar(context.other_operand(node, tanh))
+    if divided is None or not bound or context.scalar(divided.inputs[1]) != bound:
+        return node
+    found.softcap = bound
+    found.nodes += [node, tanh.producer, divided]
+    below = divided.inputs[0]
+    return None if below is None else below.producer
 
 
 def _transposed_by(value: Value | None, *perms: tuple[int, ...]) -> Node | None:

@@ -325,6 +325,25 @@ def test_attention_with_weights_of_nan_replaced(queries: int, device: str) -> No
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("divisor", [3.0, 2.0])
+def test_attention_with_bounded_scores(divisor: float, queries: int, device: str) -> None:
+    """Gemma 2 bounds its scores before it adds the mask."""
+    shape, few = (2, 4, 40, 6), (2, 4, queries, 6)
+    q, k, v = (sg.input(n, s, "float32") for n, s in zip("qkv", (few, shape, shape), strict=True))
+    mask = sg.input("mask", (2, 1, queries, 40), "float32")
+    scores = ops.Mul(ops.MatMul(q, ops.Transpose(k, perm=[0, 1, 3, 2])), number("r", 0.8))
+    scores = ops.Mul(ops.Tanh(ops.Div(scores, number("c", divisor))), number("d", 3.0))
+    soft = ops.Softmax(ops.Add(scores, mask), axis=-1)
+    graph = sg.Graph([q, k, v, mask], [ops.MatMul(soft, v)])
+    assert (fused_ops(graph) == ["Attention"]) == (divisor == 3.0)
+    given = [values(*few), values(*shape), values(*shape), values(2, 1, queries, 40)]
+    want = sg.compile_model(graph, "REFERENCE")(given)[0]
+    got = sg.compile_model(graph, device)(given)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("other", ["value", "condition", "use"])
 def test_other_choices_of_weights_are_no_attention(other: str) -> None:
     shape = (1, 2, 5, 6)
