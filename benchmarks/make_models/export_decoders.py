@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 VOCABULARY, HEAD = 8000, 64
 SIZES = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
-KEYS = {"llama": 4, "qwen2": 4, "qwen3": 4, "gemma": 1}
+KEYS = {"llama": 4, "qwen2": 4, "qwen3": 4, "gemma": 1, "gemma2": 4}
 
 
 class Step(nn.Module):

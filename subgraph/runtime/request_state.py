@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from subgraph.errors import ConfigError, ModelError, RequestError
+from subgraph.errors import ConfigError, ModelError, RequestCancelledError, RequestError
 from subgraph.graph.growing import buffer_of, is_growing, reserved
 from subgraph.graph.parameters import Snapshot
 from subgraph.graph.types import Array, TensorType, numpy_dtype
@@ -125,15 +125,18 @@ class CarriedState:
 
         Args:
             sizes: The sizes that other inputs give to names of dimensions.
-            batch: Size of a first dimension that no other input names.
+            batch: Size of the first of several dimensions, if no other input names it.
         """
         type_ = self.port.type
         assert isinstance(type_, TensorType), "`_paired` checked it"
+        shape = type_.shape or ()
+        unknown = [batch, *[0] * (len(shape) - 1)] if len(shape) > 1 else [0]
         dims = [
-            dim if isinstance(dim, int) else sizes.get(str(dim), 0 if axis else batch)
-            for axis, dim in enumerate(type_.shape or ())
+            dim if isinstance(dim, int) else sizes.get(str(dim), other)
+            for dim, other in zip(shape, unknown, strict=False)
         ]
-        return np.zeros(dims, numpy_dtype(type_.dtype))
+        dtype = numpy_dtype(type_.dtype)
+        return np.full(dims, "", object) if dtype.hasobject else np.zeros(dims, dtype)
 
     def begin(self, sizes: Mapping[str, int], batch: int) -> Array:
         """Return the array for a run, in a buffer with room if it may grow."""
@@ -141,15 +144,16 @@ class CarriedState:
         if array is None or not array.size:
             # An empty state has no positions yet, and other inputs may decide the other sizes.
             array = self.initial(sizes, batch)
-        if not self.grows or array.ndim < 2 or not array.size:
+        if not self.grows or array.ndim < 2 or not array.size or array.dtype.hasobject:
             return array
         buffer, used, added = buffer_of(array), array.shape[-2], self.added
         if buffer is None or used + added > buffer.shape[-2]:
             # The size of a state to which nothing was appended is fixed.
             room = max(used // 2, _MIN_ROOM, 2 * added) if added else 0
-            kept, array = self.array, reserved(array, used + room)
-            if kept is not None:
-                self.array = array
+            copy = reserved(array, used + room)
+            if array is self.array:
+                self.array = copy
+            array = copy
         return array
 
     def end(self, before: Array, after: Array) -> None:
@@ -221,6 +225,8 @@ class StatefulRunner(Runner):
         return begun
 
     def _end(self, begun: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        if self.cancel.wanted:  # the results may be incomplete; the request also refuses them
+            raise RequestCancelledError("the request was cancelled while it ran")
         for state in self._states:
             state.end(begun[state.input], results[state.output])
         # The caller owns the results, and a state changes with later runs.
@@ -382,7 +388,7 @@ def _paired(model: Stateful, pairs: Mapping[str, str] | bool) -> list[tuple[int,
             raise ConfigError(
                 f"input {port} cannot be a state: it is no tensor of known rank without a default"
             )
-        if output.dtype not in (None, port.dtype):
+        if output.type is not None and output.dtype != port.dtype:
             raise ConfigError(f"input {port} cannot be the state of output {output}: dtypes differ")
         if any(first == a or second == b for a, b in found):
             raise ConfigError(f"input {port.name!r} or output {output.name!r} is in two states")

@@ -221,6 +221,48 @@ def test_a_run_that_fails_leaves_the_states() -> None:
         np.testing.assert_array_equal(state.state, array)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_that_is_cancelled_leaves_the_states(asynchronous: bool) -> None:
+    requests: list[Any] = []
+
+    def compute(node: sg.Node, inputs: Sequence[Any]) -> list[Array]:
+        if inputs[0][0, 0] < 0:
+            requests[0].cancel()
+        return [inputs[0]]
+
+    core = sg.Core()
+    core.add_extension(
+        sg.Operator(
+            schema=sg.Schema("CancelsRequest", "com.example", inputs=("x",), outputs=("y",)),
+            compute=compute,
+            infer=lambda node, types, values: [types[0]],
+        )
+    )
+    x, past = sg.input("x", (1, 64)), sg.input("past", ("P", 64))
+    cancels: Any = ops.CancelsRequest
+    present = ops.Concat(past, cancels(x), axis=0)
+    graph = named(sg.Graph([x, past], [ops.Neg(present), present]), ["y", "present"])
+    request = core.compile_model(graph, "CPU").create_infer_request(states={"past": "present"})
+    requests.append(request)
+    want = np.zeros((0, 64), np.float32)
+    # The batch of the state is not stated: it begins with one row, as the other input has.
+    request.query_state()[0].state = want
+    for k, number in enumerate((1, 2, 3, -4, 5, -6, -7, 8, 9)):
+        row = np.full((1, 64), number, np.float32)
+        if number < 0:
+            with pytest.raises(sg.RequestCancelledError):
+                if asynchronous:
+                    request.start_async(x=row)
+                    request.wait()
+                else:
+                    request.infer(x=row)
+            continue
+        before = np.zeros((1, 64), np.float32) if k == 0 else want
+        want = np.concatenate([before, row])
+        np.testing.assert_array_equal(request.infer(x=row)["y"], -want)
+        np.testing.assert_array_equal(request.query_state()[0].state, want)
+
+
 def test_asynchronous_runs_and_outputs_of_the_caller() -> None:
     rng = np.random.default_rng(0)
     graph = attention()
@@ -294,11 +336,35 @@ def test_states_that_do_not_exist(states: Any, message: str) -> None:
         model.create_infer_request(states=states)
 
 
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+def test_states_of_texts_and_numbers(device: str) -> None:
+    """States that do not grow in place: strings, scalars, an array along its last axis."""
+    words, more = sg.input("past_words", (1, "W"), "string"), sg.input("more", (1, "M"), "string")
+    count, total = sg.input("past_count", (), "int64"), sg.input("past_row", ("R",))
+    outputs = [
+        ops.Concat(words, more, axis=1),
+        ops.Add(count, np.array(1)),
+        ops.Concat(total, np.ones(3, np.float32), axis=0),
+    ]
+    graph = sg.Graph([words, more, count, total], outputs, "texts")
+    named(graph, ["present_words", "present_count", "present_row"])
+    request = sg.compile_model(graph, device).create_infer_request(states=True)
+    for word in "abc":
+        assert not request.infer(more=np.array([[word]], object))
+    states = {state.name: state.state for state in request.query_state()}
+    assert states["past_words"].tolist() == [["a", "b", "c"]]
+    assert states["past_count"] == 3
+    assert states["past_row"].shape == (9,)
+
+
 def test_states_that_do_not_fit() -> None:
     x = sg.input("x", ("N",))
     model = sg.compile_model(sg.Graph([x], [ops.Cast(x, to=7)]), "CPU")
     with pytest.raises(sg.ConfigError, match="dtypes differ"):
         model.create_infer_request(states={"x": model.outputs[0].name})
+    listed = sg.Graph([x], [ops.SequenceConstruct(x)])
+    with pytest.raises(sg.ConfigError, match="dtypes differ"):
+        sg.compile_model(listed, "CPU").create_infer_request({"x": listed.outputs[0].name})
     with pytest.raises(sg.ConfigError, match="no inputs 'past"):
         model.create_infer_request(states=True)
     request = sg.compile_model(attention(), "CPU").create_infer_request(states=True)
