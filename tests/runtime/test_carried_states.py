@@ -249,17 +249,17 @@ def test_a_run_that_is_cancelled_leaves_the_states(asynchronous: bool) -> None:
     request.query_state()[0].state = want
     for k, number in enumerate((1, 2, 3, -4, 5, -6, -7, 8, 9)):
         row = np.full((1, 64), number, np.float32)
+        if asynchronous:
+            request.start_async(x=row)
+        run = request.wait if asynchronous else lambda row=row: request.infer(x=row)
         if number < 0:
             with pytest.raises(sg.RequestCancelledError):
-                if asynchronous:
-                    request.start_async(x=row)
-                    request.wait()
-                else:
-                    request.infer(x=row)
+                run()
             continue
         before = np.zeros((1, 64), np.float32) if k == 0 else want
         want = np.concatenate([before, row])
-        np.testing.assert_array_equal(request.infer(x=row)["y"], -want)
+        results: Any = run()
+        np.testing.assert_array_equal(results["y"], -want)
         np.testing.assert_array_equal(request.query_state()[0].state, want)
 
 

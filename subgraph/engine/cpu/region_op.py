@@ -93,6 +93,11 @@ class CpuSubgraphOp(RegionOp):
             if op is None or graph is not fused:
                 part = self.part_op(with_buffers(fused, positions))
                 assert isinstance(part, CpuSubgraphOp), "parts of a region are regions"
+                if self.symbolic.seen:
+                    # Positions have changed since the last request, and capacities will.
+                    before = list(self.symbolic.seen[-1])
+                    before += [_without_positions(before[position]) for position in positions]
+                    part.symbolic.begin(part.fused, before)
                 self._growing[positions] = fused, part
                 op = part
         return op.session()
@@ -209,6 +214,12 @@ class CpuSubgraphOp(RegionOp):
         if same and not guard_pages.MODE:
             self._stored.read(saved["programs"], file, self.parameters)
             self.row_parts.restore(saved["rows"])
+
+
+def _without_positions(type_: TensorType) -> TensorType:
+    """Return the type of a buffer that has room for no positions."""
+    dims = type_.shape or ()
+    return TensorType(type_.dtype, (*dims[:-2], 0, *dims[-1:]))
 
 
 def _with_sizes(type_: TensorType, first: int, others: int) -> TensorType:

@@ -53,6 +53,17 @@ class SymbolicPlans(Strategy):
         self._plans: list[SymbolicPlan] = []
         self._unused_in_a_row = 0
 
+    def begin(self, graph: Graph, types: Types) -> None:
+        """Take the types of a request that was not served here, so that the next one may differ.
+
+        Args:
+            graph: The graph.
+            types: Types of its inputs.
+        """
+        self.forget()
+        self._graph = graph
+        self.seen.append(types)
+
     def resolve(self, request: Request) -> PlanInstance | None:
         """Return an instance for the types of a request; None if no dimension has differed yet.
 
