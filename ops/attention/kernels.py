@@ -24,6 +24,7 @@ from .arguments import AttentionArguments, AttentionOperands
 from .panel_parts import (
     block_softmax,
     future_masker,
+    mask_scanner,
     mask_writer,
     past_masker,
     query_packer,
@@ -100,6 +101,7 @@ def attention(
     pack_queries, write = query_packer(dtype, lanes), result_writer(dtype, lanes)
     copy_value = row_copy(item_bytes(dtype))
     attend = _panel_attention(dtype, lanes, nv, bounded)
+    hides_all, shows_each = mask_scanner(dtype, lanes)
     item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -124,14 +126,19 @@ def attention(
             # them.
             for first in range(start, stop, width):
                 panel = first_panel + (first - start) // width * panel_bytes
-                step, count = a.q_row, min(width, queries - first)
-                pack_queries(q + first * step, step, count, depth, panel, a.scale)
+                count = min(width, queries - first)
+                pack_queries(q + first * a.q_row, a.q_row, count, depth, panel, a.scale)
             offset = first_position(a, batch)
             visible, earliest = visible_keys(a, stop, offset), 0
             if a.window != 0:
                 # Blocks before the window of the first query are left out, but never all blocks.
                 earliest = max(0, min(start + offset + 1 - a.window, visible - 1))
                 earliest = earliest // keys_block * keys_block
+            # Blocks that a mask hides from all queries of a panel are left out, as those of padding
+            # and of causal masks. A query that sees no key gives all of them the same weight.
+            step = a.mask_row
+            skips = mask != 0 and a.mask_key == item and a.causal == 0 and a.window == 0
+            skips = skips and shows_each(mask + start * step, step, stop - start, a.keys)
             for key in range(earliest, visible, keys_block):
                 block_keys = min(keys_block, visible - key)
                 v_line = a.v_line
@@ -147,6 +154,10 @@ def attention(
                     seen = visible_keys(a, min(first + width, queries), offset) - key
                     # A block after the last query of a panel is hidden from it, and leaves its
                     # state as it is. The first block is never left out.
+                    if skips and key > earliest:
+                        rows = mask + first * step + key * item
+                        if hides_all(rows, step, min(width, queries - first), block_keys):
+                            seen = 0
                     if seen > 0:
                         seen = min(block_keys, seen)
                         where = k, v_block, v_line, mask, sink, scores
@@ -154,9 +165,9 @@ def attention(
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
                 results = first_panel + (first - start) // width * panel_bytes + depth * row
-                step, count = a.y_row, min(width, queries - first)
+                to, count = out + first * a.y_row, min(width, queries - first)
                 state = results + values * row
-                write(out + first * step, step, count, values, results, state, a.zero_unseen)
+                write(to, a.y_row, count, values, results, state, a.zero_unseen)
 
     return kernel
 

@@ -250,3 +250,49 @@ def result_writer(dtype: str, lanes: int) -> Any:
         transpose(source, row, values, count, out, step)
 
     return write
+
+
+# A mask of at most this hides a key: beside a key that a query sees its weight is 0 in float32.
+_HIDDEN = -1e30
+
+
+def mask_scanner(dtype: str, lanes: int) -> tuple[Any, Any]:
+    """Return two functions that say which keys the rows of a mask hide.
+
+    ``hides_all(mask, step, rows, keys)`` returns whether no row shows any of the keys, and
+    ``shows_each(mask, step, rows, keys)`` whether each row shows some. Rows are ``step`` bytes
+    apart, and their elements adjacent; with 0 all rows are the first one.
+    """
+    v = vec(dtype, lanes)
+    load, splat, every = v.load, v.splat, v.all
+    load1, item = ld(dtype), v.itemsize
+
+    @register_jitable
+    def shows(row: int, keys: int) -> bool:
+        """Return whether a row shows one of its keys; one of NaN counts."""
+        whole = keys // lanes * lanes
+        for k in range(0, whole, lanes):
+            if not every(load(row + k * item) <= splat(_HIDDEN)):
+                return True
+        for k in range(whole, keys):
+            if not load1(row + k * item) <= _HIDDEN:
+                return True
+        return False
+
+    @register_jitable
+    def hides_all(mask: int, step: int, rows: int, keys: int) -> bool:
+        hidden = 0
+        count = rows if step != 0 else 1
+        while hidden < count and not shows(mask + hidden * step, keys):
+            hidden += 1
+        return hidden == count
+
+    @register_jitable
+    def shows_each(mask: int, step: int, rows: int, keys: int) -> bool:
+        shown = 0
+        count = rows if step != 0 else 1
+        while shown < count and shows(mask + shown * step, keys):
+            shown += 1
+        return shown == count
+
+    return hides_all, shows_each

@@ -18,8 +18,10 @@ from subgraph.engine.codegen.vmath import function
 
 from .arguments import FewQueriesArguments
 from .kernels import first_position, head_operands, visible_keys
-from .panel_parts import score_bounder
+from .panel_parts import mask_scanner, score_bounder
 from .row_products import row_products
+
+_SKIPPED = 64  # hidden keys that are left out at a time (estimate)
 
 
 def few_queries(
@@ -40,6 +42,7 @@ def few_queries(
     item = item_bytes(dtype)
     along_rows, along_columns = row_products(dtype, lanes)
     score = _scorer(dtype, lanes, across, along_rows, along_columns)
+    hides_all, shows_each = mask_scanner(dtype, lanes)
     soften, bound_scores = _softmax_row(dtype, lanes), score_bounder(dtype, lanes)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -60,6 +63,19 @@ def few_queries(
                 k += first * a.k_row
                 v_at += first * a.v_row
                 masks += first * a.mask_key if masks != 0 else 0
+            skips = masks != 0 and a.mask_key == item and a.causal == 0 and a.window == 0
+            if skips and shows_each(masks, a.mask_row, queries, keys):
+                # Keys at both ends that a mask hides are not read, as those outside of a window. A
+                # query that sees no key gives all of them the same weight.
+                while keys > _SKIPPED and hides_all(
+                    masks + (keys - _SKIPPED) * item, a.mask_row, queries, _SKIPPED
+                ):
+                    keys -= _SKIPPED
+                while keys > _SKIPPED and hides_all(masks, a.mask_row, queries, _SKIPPED):
+                    keys -= _SKIPPED
+                    k += _SKIPPED * a.k_row
+                    v_at += _SKIPPED * a.v_row
+                    masks += _SKIPPED * item
             # Rows of scores are whole vectors: the softmax needs no masked loads and stores.
             room = (keys + int(a.sinks != 0) + lanes - 1) // lanes * lanes
             row = room * item

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import subgraph as sg
+from subgraph import ops
 from subgraph.engine.codegen.tiling import row_counts, tile_run
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -127,6 +129,42 @@ def test_long_sequences_go_in_blocks() -> None:
         domain=INTERNAL_DOMAIN,
     )
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+HIDING = {
+    "causal": lambda i, j, extra: j <= i + extra,
+    "window": lambda i, j, extra: (j <= i + extra) & (j > i + extra - 40),
+    "left padding": lambda i, j, extra: j >= 650 + 0 * i,
+    "right padding": lambda i, j, extra: j < 70 + 0 * i,
+    "gap": lambda i, j, extra: (j < 5) | (j > 800 + 0 * i),
+    "one key": lambda i, j, extra: j == (i * 37) % 900,
+    "nothing": lambda i, j, extra: j < 0 * i,
+    "some rows": lambda i, j, extra: (j < 30) & (i % 3 != 0),
+}
+
+
+@pytest.mark.parametrize("number", [-np.inf, float(np.finfo(np.float32).min), -1e4])
+@pytest.mark.parametrize("queries", [1, 3, 70, 900])
+@pytest.mark.parametrize("hides", HIDING)
+def test_keys_that_a_mask_hides(hides: str, queries: int, number: float) -> None:
+    """Blocks of hidden keys are left out, but not those of a query that sees no key."""
+    rng = np.random.default_rng(queries)
+    shapes = (2, 4, queries, 16), (2, 2, 900, 16), (2, 2, 900, 8)
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    i, j = np.arange(queries)[:, None], np.arange(900)
+    seen = np.broadcast_to(HIDING[hides](i, j, 900 - queries), (queries, 900))
+    mask = np.where(seen, rng.standard_normal((queries, 900)), number).astype(np.float32)
+    # Sums with a mask are rounded to float32, which decides where all keys have a large one.
+    scores = np.einsum("bhid,bhjd->bhij", q, np.repeat(k, 2, axis=1)) / np.float32(4) + mask
+    with np.errstate(invalid="ignore"):
+        weights = np.exp((scores - scores.max(axis=-1, keepdims=True)).astype(np.float64))
+        weights /= weights.sum(axis=-1, keepdims=True)
+    want = np.nan_to_num(weights) @ np.repeat(v, 2, axis=1)
+    names = [sg.input(n, a.shape) for n, a in zip("qkvm", (q, k, v, mask), strict=True)]
+    graph = sg.Graph(names, [ops.Attention(*names)])
+    got = sg.compile_model(graph, "CPU")(q, k, v, mask)[0]
+    # Scores beside -1e4 have three digits behind the point.
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5 if number != -1e4 else 2e-3)
 
 
 @pytest.mark.parametrize("orders", ["bhtd bhtd", "bthd bthd", "bhdt bhdt"])
