@@ -220,8 +220,16 @@ class _PairTile(_MatrixTile):
             few = b.icmp_signed("<=", e.get(left), e.const(most // 2))
             with b.if_else(few) as (half, whole):
                 with half:
-                    part, _ = self.products(most // 2, runs, e.get(left), e.get(a))
-                    self.store_sums(part, e.get(to))
+                    # A single row, as in a step of a decoder, waits for B alone: with products of
+                    # other rows between them, fewer loads of B are in flight.
+                    is_alone = b.icmp_signed("==", rows, e.const(1))
+                    with b.if_else(is_alone) as (alone, several):
+                        with alone:
+                            part, _ = self.products(1, runs, e.get(left), e.get(a))
+                            self.store_sums(part, e.get(to))
+                        with several:
+                            part, _ = self.products(most // 2, runs, e.get(left), e.get(a))
+                            self.store_sums(part, e.get(to))
                 with whole:
                     part, behind = self.products(most, runs, e.get(left), e.get(a))
                     e.step(a, behind)
