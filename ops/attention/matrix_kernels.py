@@ -33,6 +33,7 @@ from subgraph.ops.shared.register_kernels import column_pairer, row_pairer, row_
 
 from .arguments import MatrixAttentionArguments
 from .kernels import first_position, head_operands, visible_keys
+from .panel_parts import mask_scanner
 
 _VECTOR = LANES * 4  # bytes of a vector of float32
 _QUERIES = 2 * ROWS  # of a panel
@@ -332,6 +333,7 @@ def attention() -> Callable[..., None]:
     arguments = view_of(MatrixAttentionArguments)
     round_rows, load_block = row_rounder(), _block_loader()
     attend, write = _panel_attention(), _result_writer()
+    hides_all, shows_each = mask_scanner("float32", LANES)
 
     @register_jitable
     def select_panel(a: MatrixAttentionArguments, p: Panel, start: int, first: int) -> None:
@@ -360,12 +362,21 @@ def attention() -> Callable[..., None]:
                 from_q = q + first * a.q_row
                 round_rows(from_q, a.q_row, p.count, a.key_size, a.scale, p.queries)
             p.offset = first_position(a, batch)
-            visible = visible_keys(a, stop, p.offset)
+            visible, step = visible_keys(a, stop, p.offset), a.mask_row
+            # See `kernels.attention`; the first block initializes the state of all panels.
+            skips = p.mask != 0 and a.mask_key == 4 and a.causal == 0
+            skips = skips and shows_each(p.mask + start * step, step, stop - start, a.keys)
             for key in range(0, visible, a.keys_block):
-                keys = min(a.keys_block, visible - key)
+                keys, masks = min(a.keys_block, visible - key), p.mask + key * 4
+                leaves_out = skips and key > 0
+                if leaves_out and hides_all(masks + start * step, step, stop - start, keys):
+                    continue
                 load_block(a, k, v, key, keys, p.shared)
                 for first in range(start, stop, _QUERIES):
                     seen = visible_keys(a, min(first + _QUERIES, a.queries), p.offset) - key
+                    rows = min(_QUERIES, a.queries - first)
+                    if leaves_out and hides_all(masks + first * step, step, rows, keys):
+                        seen = 0
                     if seen > 0:
                         select_panel(a, p, start, first)
                         p.key = key

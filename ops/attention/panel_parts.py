@@ -274,10 +274,10 @@ def mask_scanner(dtype: str, lanes: int) -> tuple[Any, Any]:
         for k in range(0, whole, lanes):
             if not every(load(row + k * item) <= splat(_HIDDEN)):
                 return True
-        for k in range(whole, keys):
-            if not load1(row + k * item) <= _HIDDEN:
-                return True
-        return False
+        rest = whole
+        while rest < keys and load1(row + rest * item) <= _HIDDEN:
+            rest += 1
+        return rest < keys
 
     @register_jitable
     def hides_all(mask: int, step: int, rows: int, keys: int) -> bool:
