@@ -1,8 +1,8 @@
 // Attention: softmax(scale * Q K' + mask) V, with running maximum and sum over blocks of BLOCK
 // keys, so scores are never stored. DEPTH, VALUES: sizes of a head; ZERO_UNSEEN: a query that sees
-// no key gives 0, not NaN, with 2 also one with a score of NaN; SINKS: each head has a further key without value, whose score is in
-// ``sinks``; STARTS: samples have offsets of their own; BOUNDED: scores s are softcap * tanh(s)
-// before the mask is added. T: element.
+// no key gives 0, not NaN (1), and one with a score of NaN, too (2); SINKS: each head has a further
+// key without value, whose score is in ``sinks``; STARTS: samples have offsets of their own;
+// BOUNDED: scores s are softcap * tanh(s) before the mask is added. T: element.
 
 #if defined(DEPTH)
 #define STEPS(name) int name##_b, int name##_h, int name##_t, int name##_d
