@@ -108,8 +108,12 @@ def _row_adder(dtype: str, lanes: int, rows: int) -> Any:
     It adds the products of ``rows`` rows of A with rows of B to C. Rows of B are prefetched
     ``ahead`` bytes before they are read; 0: they are not.
     """
-    vectors = 4 if has_32_registers() else 2
-    wide, single = (_row_tile(dtype, lanes, rows, n, masked=False) for n in (vectors, 1))
+    # Eight sums hide the latency of multiply-adds, sixteen also share the loads of B.
+    narrow = 2 if rows == 4 and not has_32_registers() else 4
+    broad = 8 if rows == 1 else narrow
+    widest, wide, single = (
+        _row_tile(dtype, lanes, rows, n, masked=False) for n in (broad, narrow, 1)
+    )
     masked, item = _row_tile(dtype, lanes, rows, 1, masked=True), item_bytes(dtype)
 
     @register_jitable
@@ -118,10 +122,14 @@ def _row_adder(dtype: str, lanes: int, rows: int) -> Any:
         alpha: float, ahead: int,
     ) -> None:  # fmt: skip
         j = 0
-        while j + vectors * lanes <= count:
+        while j + broad * lanes <= count:
+            at = j * item
+            widest(c + at, crs, a, ars, aks, b + at, ldb, depth, lanes, alpha, ahead)
+            j += broad * lanes
+        while j + narrow * lanes <= count:
             at = j * item
             wide(c + at, crs, a, ars, aks, b + at, ldb, depth, lanes, alpha, ahead)
-            j += vectors * lanes
+            j += narrow * lanes
         while j + lanes <= count:
             at = j * item
             single(c + at, crs, a, ars, aks, b + at, ldb, depth, lanes, alpha, ahead)
