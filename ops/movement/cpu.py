@@ -1,4 +1,4 @@
-"""Operators that move elements or only change shapes, on the CPU device: views, copies, Pad.
+"""Operators that move elements or only change shapes, on the CPU device: views and copies.
 
 An operator that keeps the order of elements is an alias without a step; most others are one strided
 copy.
@@ -20,15 +20,13 @@ from subgraph.engine.planner.lowering import (
     ValueNeeded,
     lowering,
 )
-from subgraph.engine.planner.operands import Operand, Scratch
+from subgraph.engine.planner.operands import Operand
 from subgraph.engine.planner.views import MAX_RUNS, View, expanded, reshaped, runs
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.limits import check_memory
 from subgraph.graph.symbolic import is_symbolic, larger, smaller
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.operator import operator_key
-from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.checks.cpu import emit_range_check
@@ -49,12 +47,10 @@ from .copies_cpu import (
     emit_fill,
     is_contiguous,
 )
-from .tables_cpu import emit_take, emit_take_last_axes
 from .types import whole_numbers
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
 _MOST_READERS = 16  # nodes behind a Transpose or Expand that are searched (estimate)
-_PAD_TABLE_BYTES = 40  # bytes of the table of a padded axis and temporaries, an element (measured)
 
 
 def known(low: Lowering, index: int) -> Array:
@@ -156,6 +152,55 @@ def _alias_view(low: Lowering, y: Operand, x: Operand, view: View | None) -> boo
     low.alias(y, x)
     y.layout, y.view = "strided", view
     return True
+
+
+@lowering("Expand", layouts=("plain", "strided"))
+def expand(node: Node, low: Lowering) -> None:
+    """Lower Expand; heads of keys that are repeated for an attention are a view.
+
+    The shape is read even if the output's type is known, so that one that does not fit is an error.
+    """
+    x, y = low.input(0), low.output()
+    known(low, 1)
+    if (
+        (low.views and x.rank > 2 and _read_by_attention(node))
+        and x.size != y.size
+        and _alias_view(low, y, x, expanded(x.parts, y.shape))
+    ):
+        return
+    if x.layout != "plain":
+        raise Unsupported("Expand of a view that is no attention's operand")
+    if x.size == y.size:
+        low.alias(y, x)
+        return
+    repeat(low, x, y)
+
+
+def _read_by_attention(node: Node) -> bool:
+    """Return whether all readers of the output, behind changes of its shape, are attentions."""
+    behind = [node.outputs[0]]
+    for value in behind:  # which grows
+        if not value.uses or node.graph is None or node.graph.is_output(value):
+            return False
+        for user in value.uses:
+            if user.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
+                behind.append(user.outputs[0])
+            elif "Attention" in user.op_type:
+                if value not in user.inputs[1:3]:
+                    return False
+            elif user.op_type not in ("Shape", "Size"):
+                return False
+        if len(behind) > _MOST_READERS:
+            return False
+    return True
+
+
+@lowering("Growing", domain=INTERNAL_DOMAIN)
+def growing(_node: Node, low: Lowering) -> None:
+    """Lower Growing: its output is the first positions of the buffer."""
+    buffer, y = low.input(1), low.output()
+    assert buffer.storage is not None, "it is an input"
+    y.grow_in(buffer.storage, buffer.shape[-2])
 
 
 @lowering("Dropout")
@@ -334,47 +379,6 @@ def slice_(node: Node, low: Lowering) -> None:
     emit_view(low, strides, offset)
 
 
-@lowering("Expand", layouts=("plain", "strided"))
-def expand(node: Node, low: Lowering) -> None:
-    """Lower Expand; heads of keys that are repeated for an attention are a view.
-
-    The shape is read even if the output's type is known, so that one that does not fit is an error.
-    """
-    x, y = low.input(0), low.output()
-    known(low, 1)
-    if (
-        (low.views and x.rank > 2 and _read_by_attention(node))
-        and x.size != y.size
-        and _alias_view(low, y, x, expanded(x.parts, y.shape))
-    ):
-        return
-    if x.layout != "plain":
-        raise Unsupported("Expand of a view that is no attention's operand")
-    if x.size == y.size:
-        low.alias(y, x)
-        return
-    repeat(low, x, y)
-
-
-def _read_by_attention(node: Node) -> bool:
-    """Return whether all readers of the output, behind changes of its shape, are attentions."""
-    behind = [node.outputs[0]]
-    for value in behind:  # which grows
-        if not value.uses or node.graph is None or node.graph.is_output(value):
-            return False
-        for user in value.uses:
-            if user.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
-                behind.append(user.outputs[0])
-            elif "Attention" in user.op_type:
-                if value not in user.inputs[1:3]:
-                    return False
-            elif user.op_type not in ("Shape", "Size"):
-                return False
-        if len(behind) > _MOST_READERS:
-            return False
-    return True
-
-
 def repeat(low: Lowering, x: Operand, y: Operand) -> None:
     """Emit the step that broadcasts ``x`` to ``y``.
 
@@ -402,14 +406,6 @@ def tile(node: Node, low: Lowering) -> None:
     dims = [d for pair in zip(counts, x.shape, strict=True) for d in pair]
     steps = [s for step in contiguous(x.shape) for s in (0, step)]
     emit_copy(low, x, y, dims, steps, contiguous(dims), item=item)
-
-
-@lowering("Growing", domain=INTERNAL_DOMAIN)
-def growing(_node: Node, low: Lowering) -> None:
-    """Lower Growing: its output is the first positions of the buffer."""
-    buffer, y = low.input(1), low.output()
-    assert buffer.storage is not None, "it is an input"
-    y.grow_in(buffer.storage, buffer.shape[-2])
 
 
 @lowering("Concat", layouts=("plain", "blocked", "bfloat16", "strided"))
@@ -516,96 +512,3 @@ def reverse_sequence(node: Node, low: Lowering) -> None:
         x.shape[batch] if x.size else 0,
         bytes=2 * x.nbytes,
     )
-
-
-@lowering("Pad")
-def pad(node: Node, low: Lowering) -> None:
-    """Lower Pad of all modes; negative pads cut elements off."""
-    x, y = low.input(0), low.output()
-    item = element_bytes(x)
-    mode = decoded(node.attrs.get("mode", "constant"))
-    amounts = known_ints(low, 1, "pads") or [int(v) for v in node.attrs.get("paddings", ())]
-    axes = known_ints(low, 3, "axes") if low.optional(3) is not None else None
-    axes = list(range(x.rank)) if axes is None else [normal_axis(a, x.rank) for a in axes]
-    before, after = [0] * x.rank, [0] * x.rank
-    for k, axis in enumerate(axes):
-        before[axis], after[axis] = amounts[k], amounts[len(axes) + k]
-    if y.size == 0:
-        return
-    if not any(before) and not any(after):
-        low.alias(y, x)
-        return
-    if mode == "constant":
-        _pad_constant(node, low, before, after, item)
-        return
-    if x.size == 0:
-        raise Unsupported("Pad of an empty tensor")
-    if item == 16:
-        raise Unsupported("Pad of complex numbers")
-    shape = list(x.shape)
-    current: Operand | Scratch = x
-    tables = {
-        axis: _pad_table(mode, shape[axis], before[axis], after[axis])
-        for axis in range(x.rank)
-        if before[axis] or after[axis]
-    }
-    # The last two axes are padded together by one step, the others by a step each.
-    around = [axis for axis in tables if axis < x.rank - 2]
-    for axis in around:
-        shape_after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
-        last = len(tables) == len(around) and axis == around[-1]
-        target = y if last else low.scratch(math.prod(shape_after) * item)
-        emit_take(low, current, target, shape, axis, tables[axis], item=item)
-        current, shape = target, shape_after
-    if len(tables) > len(around):
-        emit_take_last_axes(low, current, y, shape, tables, item=item)
-
-
-def _pad_constant(
-    node: Node, low: Lowering, before: list[int], after: list[int], item: int
-) -> None:
-    x, y = low.input(0), low.output()
-    # The whole output is filled and then partly overwritten, as the border is not one array.
-    value = low.optional(2)
-    if value is None:
-        number = np.full(1, node.attrs.get("value", 0.0)).astype(numpy_dtype(y.dtype))
-        emit_fill(low, y, y.size, number)
-    else:
-        emit_fill(low, y, y.size, value)
-    steps, target = contiguous(x.shape), contiguous(y.shape)
-    # A negative pad removes elements from the input, so the copy starts later in the input and a
-    # positive one makes it start later in the output.
-    shape = [n + min(b, 0) + min(a, 0) for n, b, a in zip(x.shape, before, after, strict=True)]
-    if min(shape, default=1) <= 0:
-        return
-    emit_copy(
-        low,
-        x,
-        y,
-        shape,
-        steps,
-        target,
-        item=item,
-        from_offset=sum(max(-b, 0) * s for b, s in zip(before, steps, strict=True)),
-        to_offset=sum(max(b, 0) * s for b, s in zip(before, target, strict=True)),
-    )
-
-
-def _pad_table(mode: str, size: int, before: int, after: int) -> Array:
-    """Return for each element of the padded axis its index in the axis before."""
-    # Elements that negative pads cut off are not part of the repeated pattern.
-    first, size = max(-before, 0), size - max(-before, 0) - max(-after, 0)
-    count = size + max(before, 0) + max(after, 0)
-    check_memory(_PAD_TABLE_BYTES * count, f"the table of a Pad to {count} elements")
-    at = np.arange(-max(before, 0), size + max(after, 0))
-    if mode == "edge":
-        return first + np.clip(at, 0, size - 1)
-    if mode == "wrap":
-        return first + at % size
-    if size == 1:
-        return np.full(len(at), first)
-    # A reflection does not repeat the outermost elements, so the pattern has two elements less than
-    # both directions together.
-    period = 2 * (size - 1)
-    folded = at % period
-    return first + np.where(folded < size, folded, period - folded)

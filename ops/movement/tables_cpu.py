@@ -1,4 +1,4 @@
-"""Selections along axes as steps: elements of the result by tables of indices (Pad, Resize)."""
+"""Selections along axes as steps: elements of the result by tables of indices, and Pad."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from subgraph.dtypes import UNSIGNED
-from subgraph.engine.planner.lowering import Lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
 from subgraph.graph.symbolic import larger, smaller
-from subgraph.graph.types import Array
+from subgraph.graph.types import Array, numpy_dtype
+from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.primitives import primitive
+from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import TakeArguments, TakeLastAxesArguments
-from .copies_cpu import UNIT_BYTES
+from .copies_cpu import UNIT_BYTES, emit_copy, emit_fill
+from .cpu import element_bytes, known_ints
 from .types import Repeats
 
+_PAD_TABLE_BYTES = 40  # bytes of the table of a padded axis and temporaries, an element (measured)
 _TABLE_BYTES = 16384  # bytes of a unit of `take`, and least bytes for a thread (estimate)
 _ZEROS = np.zeros(16, np.uint8)  # an element of any dtype
 _REPEATED = (1, 2, 3, 4)  # repetitions of the elements of a row that need no table
@@ -159,3 +165,96 @@ def _longest_run(table: Array) -> tuple[int, int]:
     first, size = int(edges[longest]), int(edges[longest + 1] - edges[longest])
     # One or two slices are copied like the others.
     return (first, size) if size > 2 and table[first] >= 0 else (0, 0)
+
+
+@lowering("Pad")
+def pad(node: Node, low: Lowering) -> None:
+    """Lower Pad of all modes; negative pads cut elements off."""
+    x, y = low.input(0), low.output()
+    item = element_bytes(x)
+    mode = decoded(node.attrs.get("mode", "constant"))
+    amounts = known_ints(low, 1, "pads") or [int(v) for v in node.attrs.get("paddings", ())]
+    axes = known_ints(low, 3, "axes") if low.optional(3) is not None else None
+    axes = list(range(x.rank)) if axes is None else [normal_axis(a, x.rank) for a in axes]
+    before, after = [0] * x.rank, [0] * x.rank
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = amounts[k], amounts[len(axes) + k]
+    if y.size == 0:
+        return
+    if not any(before) and not any(after):
+        low.alias(y, x)
+        return
+    if mode == "constant":
+        _pad_constant(node, low, before, after, item)
+        return
+    if x.size == 0:
+        raise Unsupported("Pad of an empty tensor")
+    if item == 16:
+        raise Unsupported("Pad of complex numbers")
+    shape = list(x.shape)
+    current: Operand | Scratch = x
+    tables = {
+        axis: _pad_table(mode, shape[axis], before[axis], after[axis])
+        for axis in range(x.rank)
+        if before[axis] or after[axis]
+    }
+    # The last two axes are padded together by one step, the others by a step each.
+    around = [axis for axis in tables if axis < x.rank - 2]
+    for axis in around:
+        shape_after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
+        last = len(tables) == len(around) and axis == around[-1]
+        target = y if last else low.scratch(math.prod(shape_after) * item)
+        emit_take(low, current, target, shape, axis, tables[axis], item=item)
+        current, shape = target, shape_after
+    if len(tables) > len(around):
+        emit_take_last_axes(low, current, y, shape, tables, item=item)
+
+
+def _pad_constant(
+    node: Node, low: Lowering, before: list[int], after: list[int], item: int
+) -> None:
+    x, y = low.input(0), low.output()
+    # The whole output is filled and then partly overwritten, as the border is not one array.
+    value = low.optional(2)
+    if value is None:
+        number = np.full(1, node.attrs.get("value", 0.0)).astype(numpy_dtype(y.dtype))
+        emit_fill(low, y, y.size, number)
+    else:
+        emit_fill(low, y, y.size, value)
+    steps, target = contiguous(x.shape), contiguous(y.shape)
+    # A negative pad removes elements from the input, so the copy starts later in the input and a
+    # positive one makes it start later in the output.
+    shape = [n + min(b, 0) + min(a, 0) for n, b, a in zip(x.shape, before, after, strict=True)]
+    if min(shape, default=1) <= 0:
+        return
+    emit_copy(
+        low,
+        x,
+        y,
+        shape,
+        steps,
+        target,
+        item=item,
+        from_offset=sum(max(-b, 0) * s for b, s in zip(before, steps, strict=True)),
+        to_offset=sum(max(b, 0) * s for b, s in zip(before, target, strict=True)),
+    )
+
+
+def _pad_table(mode: str, size: int, before: int, after: int) -> Array:
+    """Return for each element of the padded axis its index in the axis before."""
+    # Elements that negative pads cut off are not part of the repeated pattern.
+    first, size = max(-before, 0), size - max(-before, 0) - max(-after, 0)
+    count = size + max(before, 0) + max(after, 0)
+    check_memory(_PAD_TABLE_BYTES * count, f"the table of a Pad to {count} elements")
+    at = np.arange(-max(before, 0), size + max(after, 0))
+    if mode == "edge":
+        return first + np.clip(at, 0, size - 1)
+    if mode == "wrap":
+        return first + at % size
+    if size == 1:
+        return np.full(len(at), first)
+    # A reflection does not repeat the outermost elements, so the pattern has two elements less than
+    # both directions together.
+    period = 2 * (size - 1)
+    folded = at % period
+    return first + np.where(folded < size, folded, period - folded)
