@@ -12,7 +12,9 @@ from subgraph.engine.planner.operands import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.symbolic import larger, smaller
+from subgraph.operators.operator import operator_of
 from subgraph.operators.requirements import decoded
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.movement.copies_cpu import emit_copy
@@ -319,10 +321,11 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
 def _is_only_reader(node: Node) -> bool:
     """Return whether a node alone reads the elements of its first input, a growing operand.
 
-    So it must be for each shorter form of the operand, which lies in the same memory.
+    So it must be for each shorter form of the operand, which lies in the same memory, and other
+    regions must not read the first one.
     """
     reader = node
-    while reader.op_type != "Growing":
+    while (reader.domain, reader.op_type) != (INTERNAL_DOMAIN, "Growing"):
         value = reader.inputs[0]
         if value is None or value.producer is None or reader.graph is None:
             return False  # an input of a fused node's inner graph may have other readers outside
@@ -330,14 +333,14 @@ def _is_only_reader(node: Node) -> bool:
         if readers != [reader] or reader.graph.is_output(value):
             return False
         reader = value.producer
-    return True
+    return bool(reader.attrs.get("overwrites"))
 
 
 def _reads_elements(node: Node, value: Value) -> bool:
     """Return whether a node reads more of a value than its shape."""
-    if node.op_type == "Required":
+    if (node.domain, node.op_type) == (INTERNAL_DOMAIN, "Required"):
         return node.inputs[0] is value  # it checks the shapes of the others
-    return node.op_type not in ("Shape", "Size")
+    return not operator_of(node).by_type
 
 
 @lowering("OneHot")

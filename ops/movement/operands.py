@@ -113,7 +113,8 @@ def growing_operands(node: Node, x: Tensor, buffer: Tensor) -> None:
     """Raise ShapeError unless a buffer has room for an array along its second last axis.
 
     Args:
-        node: The Growing, whose output is ``x``, as the first positions of the buffer.
+        node: The Growing, whose output is ``x``, as the first positions of the buffer. Attribute
+            ``overwrites``: whether nodes of this graph alone read these positions.
         x: The array, of rank 2 or more.
         buffer: The buffer, of the same dtype.
     """

@@ -130,7 +130,13 @@ class Session:
 
     This class calls ``op.forward``. An op with buffers per request returns an instance of a child
     class from `SubgraphOp.session`.
+
+    Attributes:
+        owns_states: Whether nothing else reads the states of the request that it gets as inputs,
+            so that it may overwrite them in their buffers.
     """
+
+    owns_states = False
 
     def __init__(self, op: SubgraphOp) -> None:
         """Open a session of ``op``."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from subgraph.errors import ConfigError, DeviceError, described
 from subgraph.runtime.infer_request import AsyncRun, Callback, InferRequest
-from subgraph.runtime.requested_model import RequestedModel
+from subgraph.runtime.requested_model import QueuedModel
 from subgraph.runtime.task_executor import lent
 from subgraph.system.forking import free_in_child
 
@@ -21,7 +21,7 @@ class InferQueue:
         requests: The requests.
     """
 
-    def __init__(self, model: RequestedModel, jobs: int = 0) -> None:
+    def __init__(self, model: QueuedModel, jobs: int = 0) -> None:
         """Create the requests.
 
         Args:

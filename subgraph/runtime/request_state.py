@@ -7,20 +7,21 @@ the model to its inputs, such as the cached keys and values of a decoder.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
 from subgraph.errors import ConfigError, ModelError, RequestCancelledError, RequestError
+from subgraph.graph.graph import Graph, Node
 from subgraph.graph.growing import buffer_of, is_growing, reserved
 from subgraph.graph.parameters import Snapshot
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.requested_model import RequestedModel
-from subgraph.runtime.runner import Runner, Stage
+from subgraph.runtime.runner import DirectRunner, GraphRunner, Runner, Stage
 from subgraph.runtime.signature import Port, Results, Signature, port_position
 from subgraph.system.registry import nearest
 
@@ -186,6 +187,12 @@ class StatefulRunner(Runner):
         self._ports = model.ports
         self._shown = model.shown
         self._states = [attrs.evolve(state) for state in model.states]
+        # The sessions of other runners are of the nodes of other graphs.
+        ours = isinstance(inner, (DirectRunner, GraphRunner))
+        sessions = inner.sessions() if ours else {}
+        for name in model.owners:
+            if name in sessions:
+                sessions[name].owns_states = True
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run on the inputs; those of states are None."""
@@ -254,6 +261,8 @@ class StatefulRunner(Runner):
 class Stateful(RequestedModel, Protocol):
     """What `StatefulModel` needs of a compiled model beside what requests use."""
 
+    graph: Graph
+
     @property
     def outputs(self) -> tuple[Port, ...]: ...
     @property
@@ -275,6 +284,7 @@ class StatefulModel:
         ports: Ports of the inputs of a run.
         states: The states, without arrays.
         shown: Positions of `outputs` among the model's.
+        owners: Names of the nodes that read states which no other node reads.
     """
 
     def __init__(self, model: Stateful, pairs: Mapping[str, str] | bool) -> None:
@@ -295,6 +305,7 @@ class StatefulModel:
             for first, second in _paired(model, pairs)
         ]
         carried = {state.port.name for state in self.states}
+        self.owners = _owners(model.graph, carried)
         last = {state.output for state in self.states}
         self.shown = [k for k in range(len(model.outputs)) if k not in last]
         self._provided = [k for k, port in enumerate(model.inputs) if port.name not in carried]
@@ -354,13 +365,20 @@ class StatefulModel:
         assert isinstance(runner, StatefulRunner), "`create_runner` made it"
         return runner.wrapped(self._model.checked_stages(runner.inner))
 
-    def create_infer_request(self) -> Any:
-        """Refuse: a stateful model belongs to one request."""
-        raise NotImplementedError
-
     def get_property(self, name: str) -> Any:
         """Return a property of the model."""
         return self._model.get_property(name)
+
+
+def _owners(graph: Graph, names: Container[str]) -> list[str]:
+    """Return the names of nodes that read inputs with these names, each of them alone and once."""
+    owners: dict[Node, bool] = {}
+    for value in graph.inputs:
+        if value.name in names:
+            alone = len(value.uses) == 1 and not graph.is_output(value)
+            for node in value.consumers:
+                owners[node] = owners.get(node, True) and alone
+    return [node.name for node, owns in owners.items() if owns]
 
 
 def _paired(model: Stateful, pairs: Mapping[str, str] | bool) -> list[tuple[int, int]]:

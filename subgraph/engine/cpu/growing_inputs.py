@@ -40,20 +40,22 @@ def release_buffers(
             extended(buffer, inputs[position].shape[-2])
 
 
-def with_buffers(graph: Graph, positions: Sequence[int]) -> Graph:
+def with_buffers(graph: Graph, positions: Sequence[int], *, overwrites: bool) -> Graph:
     """Return a copy of a region with a further input, a buffer, for each input that grows.
 
     Args:
         graph: The region.
         positions: The inputs.
+        overwrites: Whether the present positions may be overwritten, not only new ones appended.
     """
+    attrs = {"overwrites": int(overwrites)}
     graph = graph.clone()
     grown: dict[Value, Value] = {}
     buffers: list[Value] = []
     for position in positions:
         value = graph.inputs[position]
         buffer = Value(f"{value.name}.buffer")
-        node = Node("Growing", [value, buffer], domain=INTERNAL_DOMAIN, version=1)
+        node = Node("Growing", [value, buffer], domain=INTERNAL_DOMAIN, version=1, attrs=attrs)
         node.outputs[0].type = value.type
         if isinstance(value.type, TensorType) and value.type.shape is not None:
             dims = value.type.shape

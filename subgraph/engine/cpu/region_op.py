@@ -53,8 +53,9 @@ class CpuSubgraphOp(RegionOp):
 
     def __init__(self, subgraph: Graph, options: CpuRegionOptions, fuse: Fuse) -> None:
         """Prepare to run a graph; see `RegionOp`."""
-        # By the inputs that grow, the fused graph and an op that runs it with a buffer for each.
-        self._growing: dict[tuple[int, ...], tuple[Graph, CpuSubgraphOp]] = {}
+        # By the inputs that grow, and whether they may be overwritten: the fused graph, and an op
+        # that runs it with a buffer for each.
+        self._growing: dict[tuple[tuple[int, ...], bool], tuple[Graph, CpuSubgraphOp]] = {}
 
         def fuse_for_parts(graph: Graph) -> tuple[Graph, Guards]:
             found = self.row_parts.form()
@@ -81,24 +82,26 @@ class CpuSubgraphOp(RegionOp):
         options = attrs.evolve(self.options, independent=None)
         return CpuSubgraphOp(subgraph, options, without_weights)
 
-    def _growing_session(self, positions: tuple[int, ...]) -> CpuSession:
+    def _growing_session(self, positions: tuple[int, ...], overwrites: bool) -> CpuSession:
         """Return a session of the fused graph with buffers for inputs that grow.
 
         Args:
             positions: The inputs, among those that are not weights.
+            overwrites: Whether they may be overwritten.
         """
+        key = positions, overwrites
         with self._lock:
             fused = self.fused
-            graph, op = self._growing.get(positions, (None, None))
+            graph, op = self._growing.get(key, (None, None))
             if op is None or graph is not fused:
-                part = self.part_op(with_buffers(fused, positions))
+                part = self.part_op(with_buffers(fused, positions, overwrites=overwrites))
                 assert isinstance(part, CpuSubgraphOp), "parts of a region are regions"
                 if self.symbolic.seen:
                     # Positions have changed since the last request, and capacities will.
                     before = list(self.symbolic.seen[-1])
                     before += [_without_positions(before[position]) for position in positions]
                     part.symbolic.begin(part.fused, before)
-                self._growing[positions] = fused, part
+                self._growing[key] = fused, part
                 op = part
         return op.session()
 

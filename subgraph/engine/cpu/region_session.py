@@ -65,7 +65,7 @@ class CpuSession(RegionSession):
         parts: RowParts,
         layouts: ArgumentLayouts,
         pool: Pool | None,
-        growing: Callable[[tuple[int, ...]], CpuSession],
+        growing: Callable[[tuple[int, ...], bool], CpuSession],
     ) -> None:
         """Open a session; memory comes with the first run.
 
@@ -74,7 +74,8 @@ class CpuSession(RegionSession):
             parts: Decides how many rows of a batch run at a time.
             layouts: The argument layouts of its plans, shared by all sessions.
             pool: The threads that run steps; None: only the calling thread.
-            growing: Opens a session of the region with buffers for inputs that grow, by position.
+            growing: Opens a session of the region with buffers for inputs that grow: their
+                positions, and whether they may be overwritten.
         """
         super().__init__(op)
         self._parts = parts
@@ -150,7 +151,7 @@ class CpuSession(RegionSession):
             return None
         fused = self.region.fused
         if self._growing is None or self._growing[:2] != (positions, fused):
-            session = self._open_growing(positions)
+            session = self._open_growing(positions, self.owns_states)
             session.share(self)
             session._pool = self._pool
             self._growing = positions, fused, session
