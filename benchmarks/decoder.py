@@ -223,24 +223,24 @@ def by_openvino(model: onnx.ModelProto, threads: int) -> Runner:
 
 
 def generate(
-    inputs_of: Made, empty: dict[str, Array], both: Mapping[str, Runner], counts: Sequence[int]
+    inputs_of: Made, empty: dict[str, Array], runners: Mapping[str, Runner], counts: Sequence[int]
 ) -> dict[str, list[float]]:
     """Return the seconds of each step, by runtime.
 
     Args:
         inputs_of: Returns the inputs beside the cache; see `Decoder.inputs`.
         empty: The cache to begin with.
-        both: The runtimes.
+        runners: The runtimes.
         counts: Tokens of each step: those of the prompt, then 1.
     """
     rng = np.random.default_rng(1)
-    caches = {name: {} if name in (_STATES, _OPENVINO) else empty for name in both}
-    times: dict[str, list[float]] = {name: [] for name in both}
+    caches = {name: {} if name in (_STATES, _OPENVINO) else empty for name in runners}
+    times: dict[str, list[float]] = {name: [] for name in runners}
     for step, count in enumerate(counts):
         tokens = rng.integers(0, VOCABULARY, (1, count))
         inputs = inputs_of(tokens, sum(counts[: step + 1]))
         logits: dict[str, Array] = {}
-        for name, run in both.items():
+        for name, run in runners.items():
             start = time.perf_counter()
             results = run({**inputs, **caches[name]})
             times[name].append(time.perf_counter() - start)

@@ -1,12 +1,10 @@
 """Export decoders of Hugging Face's transformers whose cache is an input and an output.
 
-usage: python benchmarks/make_models/export_decoders.py FOLDER [--layers 4]
-
-Writes NAME.onnx by the dynamo exporter for Llama, Qwen2, Qwen3 and Gemma of moderate widths, with
-random weights: 16 heads of queries share 4 heads of keys, in Gemma 1. Inputs are ``input_ids``,
-``attention_mask``, ``position_ids`` and ``past.LAYER.key`` and ``.value``, outputs ``logits`` and
-``present.*``; the number of tokens and of cached positions may vary. For ``benchmarks/decoder.py``.
-Needs torch, transformers and onnxscript.
+Writes NAME.onnx by the dynamo exporter for Llama, Qwen2, Qwen3, Gemma and Gemma 2 of moderate
+widths, with random weights: 16 heads of queries share 4 heads of keys, in Gemma 1. Inputs are
+``input_ids``, ``attention_mask``, ``position_ids`` and ``past.LAYER.key`` and ``.value``, outputs
+``logits`` and ``present.*``; the number of tokens and of cached positions may vary. For
+``benchmarks/decoder.py``. Needs torch, transformers and onnxscript.
 """
 
 # PyTorch and the libraries over it are not in the environment of `make lint`.
@@ -14,16 +12,16 @@ Needs torch, transformers and onnxscript.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import torch
+from export_models import FORMS, export_all
 from torch import nn
 from torch.export import Dim
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-VOCABULARY, HEAD = 8000, 64
+VOCABULARY, HEAD, LAYERS = 8000, 64, 4
 SIZES = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
 KEYS = {"llama": 4, "qwen2": 4, "qwen3": 4, "gemma": 1, "gemma2": 4}
 
@@ -58,26 +56,19 @@ class Step(nn.Module):
         return (made.logits, *present)
 
 
-def export(name: str, layers: int, folder: Path) -> None:
-    """Write one decoder.
-
-    Args:
-        name: The type of the model.
-        layers: Its layers.
-        folder: Where to write it.
-    """
-    torch.manual_seed(0)
+def export(name: str, folder: Path) -> None:
+    """Write the decoder of a type to a folder."""
     config: Any = AutoConfig.for_model(
         name,
         **SIZES,
         num_key_value_heads=KEYS[name],
-        num_hidden_layers=layers,
+        num_hidden_layers=LAYERS,
         head_dim=HEAD,
         vocab_size=VOCABULARY,
         max_position_embeddings=8192,
     )
     model = Step(AutoModelForCausalLM.from_config(config)).eval()
-    names = [f"past.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
+    names = [f"past.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
     count, cached = 3, 5
     inputs = {
         "input_ids": torch.randint(0, VOCABULARY, (1, count)),
@@ -91,24 +82,12 @@ def export(name: str, layers: int, folder: Path) -> None:
         (),
         str(folder / f"{name}.onnx"),
         kwargs=inputs,
-        dynamo=True,
         dynamic_shapes={**varying, "past": [{2: Dim.DYNAMIC} for _ in names]},
         input_names=[*varying, *names],
         output_names=["logits", *(each.replace("past", "present") for each in names)],
-        external_data=False,
+        **FORMS[""],
     )
 
 
-def main() -> None:
-    """Export all of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--layers", type=int, default=4)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for name in KEYS:
-        export(name, given.layers, given.folder)
-
-
 if __name__ == "__main__":
-    main()
+    export_all(__doc__, KEYS, export)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from numba import types
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.emit import Emit, Sums
-from subgraph.engine.codegen.irtools import INT64, VOID, define, reduce_rows
+from subgraph.engine.codegen.irtools import ELEMENTS, INT64, VOID, define, reduce_rows
 from subgraph.engine.codegen.simd import st, vec
 from subgraph.system.host import has_32_registers
 
@@ -175,11 +174,7 @@ def _row_tile(dtype: str, lanes: int, rows: int, vectors: int, *, masked: bool) 
                 at = builder.add(builder.add(c, line_of[i]), e.const(j * size))
                 e.store(e.fma(e.get(sums.acc[i][j]), scale, e.load(at, mask)), at, mask)
 
-    return define(VOID, [*[INT64] * 9, _real(dtype), INT64], emit)
-
-
-def _real(dtype: str) -> Any:
-    return types.float32 if dtype == "float32" else types.float64
+    return define(VOID, [*[INT64] * 9, ELEMENTS[dtype][0], INT64], emit)
 
 
 def _dot(dtype: str, lanes: int) -> Any:
@@ -249,4 +244,4 @@ def _block_dots(dtype: str, lanes: int, block: int) -> Any:
             totals = reduce_rows(builder, rows, lambda on, low, high: on.fadd(low, high))
             e.store(builder.fmul(totals, factor), builder.add(c, e.const(first * e.item)))
 
-    return define(VOID, [*[INT64] * 5, _real(dtype), INT64], emit)
+    return define(VOID, [*[INT64] * 5, ELEMENTS[dtype][0], INT64], emit)

@@ -26,7 +26,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import is_symbolic, larger, smaller
 from subgraph.graph.types import Array, numpy_dtype
-from subgraph.operators.operator import operator_key
+from subgraph.operators.operator import operator_key, operator_of
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.checks.cpu import emit_range_check
@@ -162,17 +162,14 @@ def expand(node: Node, low: Lowering) -> None:
     """
     x, y = low.input(0), low.output()
     known(low, 1)
-    if (
-        (low.views and x.rank > 2 and _read_by_attention(node))
-        and x.size != y.size
-        and _alias_view(low, y, x, expanded(x.parts, y.shape))
-    ):
+    if x.layout == "plain" and x.size == y.size:
+        low.alias(y, x)
+        return
+    repeats_heads = low.views and x.rank > 2 and _read_by_attention(node)
+    if repeats_heads and _alias_view(low, y, x, expanded(x.parts, y.shape)):
         return
     if x.layout != "plain":
         raise Unsupported("Expand of a view that is no attention's operand")
-    if x.size == y.size:
-        low.alias(y, x)
-        return
     repeat(low, x, y)
 
 
@@ -188,7 +185,7 @@ def _read_by_attention(node: Node) -> bool:
             elif "Attention" in user.op_type:
                 if value not in user.inputs[1:3]:
                     return False
-            elif user.op_type not in ("Shape", "Size"):
+            elif not operator_of(user).by_type:
                 return False
         if len(behind) > _MOST_READERS:
             return False

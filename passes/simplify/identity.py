@@ -10,7 +10,7 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 from subgraph.operators.inference import infer_types
-from subgraph.operators.shape_values import follows_from_shapes
+from subgraph.operators.shape_values import sizes_follow_from_shapes
 from subgraph.ops.movement.op import may_train
 from subgraph.transform.pass_manager import register_pass
 
@@ -106,7 +106,7 @@ def _same_shape(node: Node) -> bool:
     if source.type.shape is None or None in source.type.shape:
         return False
     # That the sizes are the same may follow from the node being valid, which a run has to check.
-    return all(value is None or follows_from_shapes(value) for value in node.inputs[1:])
+    return sizes_follow_from_shapes(node)
 
 
 def _rank(node: Node) -> int | None:

@@ -7,7 +7,7 @@ exchanged the Transpose is next to the matrix product, where the pattern of atte
 from __future__ import annotations
 
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.operators.shape_values import follows_from_shapes
+from subgraph.operators.shape_values import sizes_follow_from_shapes
 from subgraph.passes.patterns import (
     Context,
     is_op,
@@ -52,7 +52,7 @@ def _exchanged(transpose: Node, reshape: Node) -> Value | None:
     shape = tuple(after[axis] for axis in perm)
     if len(sizes) == rank:
         source = reshaped(matrices, shape)
-    elif len(sizes) == rank - 1 and 0 not in sizes and _follows_from_shapes(reshape):
+    elif len(sizes) == rank - 1 and 0 not in sizes and sizes_follow_from_shapes(reshape):
         source = reshaped(matrices, shape, unknown=-1)
     else:
         return None
@@ -63,11 +63,6 @@ def _exchanged(transpose: Node, reshape: Node) -> Value | None:
     reshape.name += ".transposed"
     made.outputs[0].type = result.type
     return made.outputs[0]
-
-
-def _follows_from_shapes(reshape: Node) -> bool:
-    """Return whether no value that a run computes decides the shape of a Reshape."""
-    return all(value is None or follows_from_shapes(value) for value in reshape.inputs[1:])
 
 
 def _transposed(rank: int) -> tuple[int, ...]:

@@ -121,6 +121,11 @@ def follows_from_shapes(value: Value) -> bool:
     return True
 
 
+def sizes_follow_from_shapes(node: Node) -> bool:
+    """Return whether no value that a run computes is an input beside the first, as of Reshape."""
+    return all(value is None or follows_from_shapes(value) for value in node.inputs[1:])
+
+
 def _rule_of(node: Node) -> Rule | None:
     """Return the rule of a node's operator; "Required" returns its first input."""
     if node.domain:

@@ -157,7 +157,7 @@ def test_matrices_of_unknown_length_transposed_between_reshapes() -> None:
 @pytest.mark.parametrize("split", ["before", "after"])
 @pytest.mark.parametrize("mask", [(), (7, 7), (4, 7, 7)])
 def test_attention_of_torch_multihead_attention(split: str, mask: tuple[int, ...]) -> None:
-    """Batches and heads in one dimension; the dynamo exporter splits them off after K is turned."""
+    """Batches and heads in one dimension; the dynamo exporter transposes K first."""
     x = sg.input("x", (7, 1, 24), "float32")
 
     def heads(name: str) -> Any:
