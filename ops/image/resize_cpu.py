@@ -1,6 +1,7 @@
 """Resize and Upsample on the CPU device.
 
-One axis is resized after the other, by tables of neighbours and weights that the plan holds.
+One axis is resized after the other, by tables of neighbours and weights that the plan holds. An
+image in blocks of channels is resized as an array whose last axis is that of a block.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.movement.cpu import element_bytes, known
+from subgraph.ops.movement.cpu import element_bytes, known, read_in_blocks
 from subgraph.ops.movement.tables_cpu import emit_take, emit_take_last_axes, table_size
 from subgraph.ops.movement.types import Repeats
+from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
@@ -62,7 +64,7 @@ class Axis:
     end: float = 1.0
 
 
-@lowering("Resize", "Upsample")
+@lowering("Resize", "Upsample", layouts=("plain", "blocked"))
 def resize(node: Node, low: Lowering) -> None:
     """Lower Resize and Upsample."""
     x, y = low.input(0), low.output()
@@ -78,12 +80,18 @@ def resize(node: Node, low: Lowering) -> None:
     if x.size == 0:
         raise Unsupported(f"{node.op_type} of an empty tensor")
     axes = [a for a in _axes(low, old, transform) if not _is_identity(a, transform)]
+    if y.layout == "blocked":
+        # Behind an enlarged image that is read in plain, a conversion would move more.
+        spatial = all(a.axis > 1 for a in axes) and x.layout == "blocked"
+        if not spatial or transform == "tf_crop_and_resize" or not read_in_blocks(node):
+            raise Unsupported(f"{node.op_type} in blocks of channels")
+        x, y = (viewed(low, image, image.memory_shape) for image in (x, y))
     if not axes:
-        low.alias(y, x)
+        low.alias(low.output(), low.input(0))
     elif mode == "nearest":
-        _nearest(low, axes, transform, rounding)
+        _nearest(low, x, y, axes, transform, rounding)
     else:
-        _blend(low, axes, mode, transform)
+        _blend(low, x, y, axes, mode, transform)
 
 
 def _is_identity(axis: Axis, transform: str) -> bool:
@@ -175,9 +183,10 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
     return np.nan_to_num(at, posinf=a.size, neginf=-1), outside
 
 
-def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str) -> None:
+def _nearest(
+    low: Lowering, x: Operand, y: Operand, axes: Sequence[Axis], transform: str, rounding: str
+) -> None:
     """Emit the steps of mode "nearest": copies of whole elements by tables of indices."""
-    x, y = low.input(0), low.output()
     item = element_bytes(x)
     if item == 16:
         raise Unsupported("Resize of complex numbers")
@@ -262,9 +271,10 @@ def _in_order(axes: Sequence[Axis], rank: int) -> list[Axis]:
 # ---------------------------------------------------------------- weighted sums
 
 
-def _blend(low: Lowering, axes: Sequence[Axis], mode: str, transform: str) -> None:
+def _blend(
+    low: Lowering, x: Operand, y: Operand, axes: Sequence[Axis], mode: str, transform: str
+) -> None:
     """Emit the steps of the modes "linear" and "cubic": a weighted sum along one axis each."""
-    x, y = low.input(0), low.output()
     if x.dtype not in (*FLOATS, "uint8", "int8", "int32"):
         raise Unsupported(f"Resize of {x.dtype} with mode {mode}")
     work = "float64" if x.dtype in ("float64", "int32") else "float32"

@@ -51,6 +51,36 @@ class CopyArguments(Transfer):
     dims: Words
 
 
+class ChannelsArguments(KernelArguments):
+    """Arguments of `channels`; a work unit is a part of the pixels of a block of the target.
+
+    Units are in the order [image, block of the target that is written, part].
+
+    Attributes:
+        source: The image that is read.
+        target: The image that is written.
+        source_blocks: Blocks of channels of an image of the source.
+        target_blocks: Blocks of channels of an image of the target.
+        source_first: Channel of the source that is read first.
+        target_first: Channel of the target that is written first.
+        count: Channels that are copied.
+        target_channels: Channels of the target, without the padding of its last block.
+        pixels: Pixels of an image.
+        part: Pixels in a unit; the last one of a block may have fewer.
+    """
+
+    source: Address
+    target: Address
+    source_blocks: int
+    target_blocks: int
+    source_first: int
+    target_first: int
+    count: int
+    target_channels: int
+    pixels: int
+    part: int
+
+
 class TransposeArguments(Transfer):
     """Arguments of `transpose`; a work unit is a tile of a matrix.
 

@@ -21,7 +21,13 @@ from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.strides import Ints, collapse
 from subgraph.system.host import has_masked_stores
 
-from .arguments import CopyArguments, FillArguments, TransposeArguments, ZipArguments
+from .arguments import (
+    ChannelsArguments,
+    CopyArguments,
+    FillArguments,
+    TransposeArguments,
+    ZipArguments,
+)
 
 Place = Operand | Scratch | Weight
 UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
@@ -160,6 +166,47 @@ def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
     units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
     grain = larger(1, MIN_BYTES_PER_THREAD // (block * row_block * item))
     low.emit(kernel, arguments, units, grain=grain, bytes=copy.moved)
+
+
+def emit_channels(
+    low: Lowering,
+    source: Operand,
+    target: Operand,
+    count: int,
+    *,
+    source_first: int = 0,
+    target_first: int = 0,
+) -> None:
+    """Emit the step that copies channels between two images in blocks of as many channels.
+
+    Args:
+        low: Collects the plan's steps.
+        source: ``[N, C, *spatial]``.
+        target: Another image of the same layout, dtype, N and spatial sizes.
+        count: Number of channels, at least 1.
+        source_first: Channel of the source that is read first.
+        target_first: Channel of the target that is written first.
+    """
+    pixels, lanes, item = math.prod(target.shape[2:]), target.lanes, target.itemsize
+    part = larger(1, smaller(pixels, UNIT_BYTES // (lanes * item)))
+    arguments = ChannelsArguments(
+        source=source,
+        target=target,
+        source_blocks=source.blocks,
+        target_blocks=target.blocks,
+        source_first=source_first,
+        target_first=target_first,
+        count=count,
+        target_channels=target.shape[1],
+        pixels=pixels,
+        part=part,
+    )
+    blocks = (target_first + count - 1) // lanes - target_first // lanes + 1
+    units = target.shape[0] * blocks * -(-pixels // part) if target.size else 0
+    kernel = Kernel("subgraph.ops.movement.kernels", "channels", item=item, lanes=lanes)
+    grain = larger(1, MIN_BYTES_PER_THREAD // (part * lanes * item))
+    moved = 2 * target.shape[0] * count * pixels * item
+    low.emit(kernel, arguments, units, grain=grain, bytes=moved)
 
 
 def _transposed_dimension(copy: StridedCopy) -> int | None:

@@ -7,7 +7,7 @@ copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from .arguments import (
 from .copies_cpu import (
     MIN_BYTES_PER_THREAD,
     UNIT_BYTES,
+    emit_channels,
     emit_copy,
     emit_fill,
     is_contiguous,
@@ -278,8 +279,8 @@ def range_(node: Node, low: Lowering) -> None:
         low.set_constant(y, (start[()] + np.arange(y.size, dtype=dtype) * delta[()]).astype(dtype))
 
 
-def _read_in_blocks(node: Node) -> bool:
-    """Return whether a convolution or a Transpose from blocks reads the output of a Transpose.
+def read_in_blocks(node: Node) -> bool:
+    """Return whether a convolution or a Transpose from blocks reads the output of a node.
 
     Between them may stand operators that compute on blocks of channels.
     """
@@ -302,7 +303,7 @@ def _computes_on_blocks(node: Node) -> bool:
     return rule is not None and "blocked" in rule.layouts and node.op_type != "Transpose"
 
 
-@lowering("Transpose", layouts=("plain", "blocked"), makes_blocks=_read_in_blocks)
+@lowering("Transpose", layouts=("plain", "blocked"), makes_blocks=read_in_blocks)
 def transpose(node: Node, low: Lowering) -> None:
     """Lower Transpose.
 
@@ -358,22 +359,61 @@ def _emit_channels_last(
     )
 
 
-@lowering("Slice")
+@lowering("Slice", layouts=("plain", "blocked"))
 def slice_(node: Node, low: Lowering) -> None:
     """Lower Slice; steps may be negative."""
-    x = low.input(0)
+    x, y = low.input(0), low.output()
     starts, ends = known_ints(low, 1, "starts"), known_ints(low, 2, "ends")
     if starts is None or ends is None:
         raise Unsupported("Slice without starts or ends")
     axes = known_ints(low, 3, "axes") or list(range(len(starts)))
+    axes = [normal_axis(axis, x.rank) for axis in axes]
     steps = known_ints(low, 4, "steps") or [1] * len(starts)
-    strides = list(contiguous(x.shape))
-    offset = 0
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis = normal_axis(axis, x.rank)
-        offset += slice_ends(x.shape[axis], start, end, step)[0] * strides[axis]
+    firsts = {
+        axis: slice_ends(x.shape[axis], start, end, step)[0]
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
+    }
+    _emit_part(low, y, firsts, dict(zip(axes, steps, strict=True)))
+
+
+def _emit_part(
+    low: Lowering, y: Operand, firsts: Mapping[int, int], steps: Mapping[int, int]
+) -> None:
+    """Emit an output as a part of input 0: an alias if it is contiguous there, else a copy.
+
+    Args:
+        low: Collects the plan's steps and aliases.
+        y: The output, in the layout of the input.
+        firsts: Index of the first element along each axis that is not read from its beginning.
+        steps: Distance of the elements along each axis whose elements are not neighbours.
+
+    Raises:
+        Unsupported: The layout is blocked, and no kernel copies this part.
+    """
+    x = low.input(0)
+    if y.size == 0:
+        return
+    firsts, item, lanes = dict(firsts), element_bytes(x), x.lanes
+    if lanes > 1:
+        first, end = firsts.get(1, 0), firsts.get(1, 0) + y.shape[1]
+        if steps.get(1, 1) != 1 or 2 * y.shape[1] < lanes:
+            raise Unsupported(f"{low.node.op_type} of few channels, or in steps, in blocks")
+        # Padding lanes of the output would be other channels of the input.
+        if first % lanes or (end % lanes and end != x.shape[1]):
+            whole = (y.shape[0], *y.shape[2:]) == (x.shape[0], *x.shape[2:])
+            if not whole or any(step != 1 for step in steps.values()):
+                raise Unsupported(f"{low.node.op_type} of parts of blocks along several axes")
+            emit_channels(low, x, y, y.shape[1], source_first=first)
+            return
+        firsts[1] = first // lanes
+    strides, shape = list(contiguous(x.memory_shape)), y.memory_shape
+    offset = sum(first * strides[axis] for axis, first in firsts.items())
+    for axis, step in steps.items():
         strides[axis] *= step
-    emit_view(low, strides, offset)
+    if is_contiguous(shape, strides):
+        low.alias(y, x, offset * item)
+    else:
+        emit_copy(low, x, y, shape, strides, contiguous(shape), item=item, from_offset=offset)
 
 
 def repeat(low: Lowering, x: Operand, y: Operand) -> None:
@@ -420,20 +460,24 @@ def concat(node: Node, low: Lowering) -> None:
     grows = axis == y.rank - 2 and low.extend(operands[0], y)
     if any(x.layout != ("plain" if grows else y.layout) for x in operands[grows:]):
         raise Unsupported("Concat of operands in different layouts")
-    # Padding lanes at the end of such an operand would lie between channels of the result.
-    ragged = any(x.shape[1] % y.lanes for x in operands[:-1]) if y.lanes > 1 else False
-    if ragged and axis == 1:
-        raise Unsupported(f"Concat of channels that are no multiples of {y.lanes}")
     target = contiguous(y.memory_shape)
     if len(operands) == 1:
         low.alias(y, operands[0])
         return
     joined = math.prod(y.memory_shape[:axis]) == 1
+    lanes = y.lanes if axis == 1 else 1
+    if lanes > 1 and any(x.shape[1] % lanes for x in operands[:-1]) and not read_in_blocks(node):
+        raise Unsupported(f"Concat of channels that are no multiples of {lanes}, read in plain")
     at = operands[0].shape[axis] if grows else 0
     for x in operands[grows:]:
+        first, at = at, at + x.shape[axis]
+        # Padding lanes behind the channels of an operand would lie between channels of the result.
+        if lanes > 1 and (first % lanes or (at % lanes and at != y.shape[axis])):
+            if x.size:
+                emit_channels(low, x, y, x.shape[1], target_first=first)
+            continue
         shape = x.memory_shape
-        offset = at * target[axis]
-        at += shape[axis]
+        offset = first // lanes * target[axis]
         # Without dimensions before the axis, an operand's producer can write it into the result.
         if not joined or not low.place(x, y, offset * item):
             emit_copy(low, x, y, shape, contiguous(shape), target, item=item, to_offset=offset)
@@ -442,24 +486,11 @@ def concat(node: Node, low: Lowering) -> None:
 @lowering("Split", layouts=("plain", "blocked"))
 def split(node: Node, low: Lowering) -> None:
     """Lower Split: aliases if there are no dimensions before the axis, else copies."""
-    x = low.input(0)
-    axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
-    item = element_bytes(x)
-    memory = x.memory_shape
-    steps = contiguous(memory)
+    axis = normal_axis(int(node.attrs.get("axis", 0)), low.input(0).rank)
     at = 0
     for y in low.outputs:
-        if axis == 1 and x.layout == "blocked" and at % x.lanes:
-            raise Unsupported(f"Split of channels at no multiple of {x.lanes}")
-        offset = (at // x.lanes if axis == 1 else at) * steps[axis]
+        _emit_part(low, y, {axis: at}, {})
         at += y.shape[axis]
-        if y.size == 0:
-            continue
-        if math.prod(memory[:axis]) == 1:
-            low.alias(y, x, offset * item)
-            continue
-        shape = y.memory_shape
-        emit_copy(low, x, y, shape, steps, contiguous(shape), item=item, from_offset=offset)
 
 
 @lowering("Trilu")

@@ -20,6 +20,7 @@ from subgraph.engine.codegen.transpose import interleaver, repeater, transposer
 from subgraph.ops.elementwise.byte_arguments import ByteTableArguments, ClearPaddingArguments
 
 from .arguments import (
+    ChannelsArguments,
     CopyArguments,
     FillArguments,
     ReverseSequenceArguments,
@@ -124,6 +125,51 @@ def copy(*, item: int, kind: str) -> Callable[..., None]:
                         store(y + i * to_step, load(x + i * from_step))
                 x += from_row
                 y += to_row
+
+    return kernel
+
+
+def channels(*, item: int, lanes: int) -> Callable[..., None]:
+    """Return the kernel of `ChannelsArguments`, which copies channels between images in blocks.
+
+    The channels may begin at any lane of a block, in the source and in the target. Behind the last
+    channel of the target the lanes of its block are set to 0.
+
+    Args:
+        item: Bytes of an element.
+        lanes: Channels of a block.
+    """
+    arguments = view_of(ChannelsArguments)
+    v = vec(WORDS[item], lanes)
+    load_n, store_n, zero, pixel = v.load_n, v.store_n, v.zero, lanes * item
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        pixels, part, first_block = a.pixels, a.part, a.target_first // lanes
+        parts = (pixels + part - 1) // part
+        blocks = (a.target_first + a.count - 1) // lanes - first_block + 1
+        for unit in range(begin, end):
+            first = unit % parts * part
+            block = first_block + unit // parts % blocks
+            image = unit // parts // blocks
+            taken = min(part, pixels - first)
+            target = a.target + ((image * a.target_blocks + block) * pixels + first) * pixel
+            at = max(a.target_first, block * lanes)
+            last = min(a.target_first + a.count, (block + 1) * lanes)
+            # The channels of a block of the target lie in at most two blocks of the source.
+            while at < last:
+                channel = a.source_first + at - a.target_first
+                lane, source_block = channel % lanes, channel // lanes
+                source = a.source + lane * item
+                source += ((image * a.source_blocks + source_block) * pixels + first) * pixel
+                count, to = min(last - at, lanes - lane), target + at % lanes * item
+                for i in range(taken):
+                    store_n(to + i * pixel, count, load_n(source + i * pixel, count))
+                at += count
+            if last == a.target_channels:
+                rest, to = (block + 1) * lanes - last, target + last % lanes * item
+                for i in range(taken if rest > 0 else 0):
+                    store_n(to + i * pixel, rest, zero())
 
     return kernel
 

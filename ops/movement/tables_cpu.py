@@ -16,6 +16,7 @@ from subgraph.graph.limits import check_memory
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.requirements import decoded
+from subgraph.ops.elementwise.cpu import clear_padding
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
@@ -167,7 +168,7 @@ def _longest_run(table: Array) -> tuple[int, int]:
     return (first, size) if size > 2 and table[first] >= 0 else (0, 0)
 
 
-@lowering("Pad")
+@lowering("Pad", layouts=("plain", "blocked"))
 def pad(node: Node, low: Lowering) -> None:
     """Lower Pad of all modes; negative pads cut elements off."""
     x, y = low.input(0), low.output()
@@ -176,7 +177,8 @@ def pad(node: Node, low: Lowering) -> None:
     amounts = known_ints(low, 1, "pads") or [int(v) for v in node.attrs.get("paddings", ())]
     axes = known_ints(low, 3, "axes") if low.optional(3) is not None else None
     axes = list(range(x.rank)) if axes is None else [normal_axis(a, x.rank) for a in axes]
-    before, after = [0] * x.rank, [0] * x.rank
+    shape = list(x.memory_shape)
+    before, after = [0] * len(shape), [0] * len(shape)
     for k, axis in enumerate(axes):
         before[axis], after[axis] = amounts[k], amounts[len(axes) + k]
     if y.size == 0:
@@ -184,6 +186,8 @@ def pad(node: Node, low: Lowering) -> None:
     if not any(before) and not any(after):
         low.alias(y, x)
         return
+    if x.layout == "blocked" and (before[1] or after[1]):
+        raise Unsupported("Pad of channels in blocks")
     if mode == "constant":
         _pad_constant(node, low, before, after, item)
         return
@@ -191,15 +195,14 @@ def pad(node: Node, low: Lowering) -> None:
         raise Unsupported("Pad of an empty tensor")
     if item == 16:
         raise Unsupported("Pad of complex numbers")
-    shape = list(x.shape)
     current: Operand | Scratch = x
     tables = {
         axis: _pad_table(mode, shape[axis], before[axis], after[axis])
-        for axis in range(x.rank)
+        for axis in range(len(shape))
         if before[axis] or after[axis]
     }
     # The last two axes are padded together by one step, the others by a step each.
-    around = [axis for axis in tables if axis < x.rank - 2]
+    around = [axis for axis in tables if axis < len(shape) - 2]
     for axis in around:
         shape_after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
         last = len(tables) == len(around) and axis == around[-1]
@@ -214,17 +217,20 @@ def _pad_constant(
     node: Node, low: Lowering, before: list[int], after: list[int], item: int
 ) -> None:
     x, y = low.input(0), low.output()
+    from_shape, to_shape = x.memory_shape, y.memory_shape
     # The whole output is filled and then partly overwritten, as the border is not one array.
     value = low.optional(2)
     if value is None:
         number = np.full(1, node.attrs.get("value", 0.0)).astype(numpy_dtype(y.dtype))
-        emit_fill(low, y, y.size, number)
+        emit_fill(low, y, math.prod(to_shape), number)
     else:
-        emit_fill(low, y, y.size, value)
-    steps, target = contiguous(x.shape), contiguous(y.shape)
+        emit_fill(low, y, math.prod(to_shape), value)
+    if y.layout == "blocked":
+        clear_padding(low, y)
+    steps, target = contiguous(from_shape), contiguous(to_shape)
     # A negative pad removes elements from the input, so the copy starts later in the input and a
     # positive one makes it start later in the output.
-    shape = [n + min(b, 0) + min(a, 0) for n, b, a in zip(x.shape, before, after, strict=True)]
+    shape = [n + min(b, 0) + min(a, 0) for n, b, a in zip(from_shape, before, after, strict=True)]
     if min(shape, default=1) <= 0:
         return
     emit_copy(
