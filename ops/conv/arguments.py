@@ -5,6 +5,9 @@ from __future__ import annotations
 from subgraph.engine.codegen.arguments import Address, KernelArguments
 from subgraph.ops.movement.window_arguments import WindowArguments
 
+# Vectors of outputs that fit in the L1 cache until `windows` applies their activation (estimate).
+WINDOW_OUTPUTS = 256
+
 
 class ConvArguments(WindowArguments):
     """Operands of a convolution kernel, its sizes, and the kernels that compute a tile of outputs.
@@ -204,12 +207,17 @@ class WindowRowsArguments(ConvArguments):
         blocks: Blocks of channels of an image.
         rows: Output rows of a unit.
         y_rounded: Whether y is of bfloat16, in blocks of twice as many channels.
+        scratch: Memory of the first worker for results of float32 that are rounded behind their
+            activation; 0: the tile writes to y.
+        scratch_bytes: Bytes between the areas of workers.
     """
 
     group_channels: int
     blocks: int
     rows: int
     y_rounded: int
+    scratch: Address
+    scratch_bytes: int
 
 
 class WinogradArguments(ConvArguments):

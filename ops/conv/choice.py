@@ -27,7 +27,6 @@ from subgraph.graph.types import TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.movement.geometry import Geometry, bands, conv_geometry, merged
 from subgraph.ops.shared.tile_planning import (
-    Activation,
     Tiles,
     direct_tiles,
     product_tiles,
@@ -352,18 +351,16 @@ def is_read_as_bfloat16(node: Node, options: Mapping[str, Any], depth: int = 0) 
     return all(_takes_bfloat16(user, value, options, depth) for user in value.consumers)
 
 
-def stores_bfloat16(low: Lowering, y: Operand, outputs: int, act: Activation) -> bool:
+def stores_bfloat16(low: Lowering, y: Operand, outputs: int) -> bool:
     """Return whether a convolution over matrix tiles stores its output as bfloat16.
 
     Args:
         low: The lowering of the convolution, transposed or not.
         y: Its output.
         outputs: Channels of a group of y.
-        act: The activation.
     """
-    channels = round_up(outputs, MATRIX_ROWS)
-    # Lanes beyond C must be zero, and the two vectors of a panel are a block of 32 channels.
-    whole = channels % MATRIX_DEPTH == 0 and (act.keeps_zero or channels == outputs)
+    # No two groups write to a block of 32 channels.
+    whole = outputs == y.shape[1] or outputs % MATRIX_DEPTH == 0
     return y.layout == "blocked" and whole and is_read_as_bfloat16(low.node, low.options)
 
 

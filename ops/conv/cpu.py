@@ -82,7 +82,8 @@ def _widen_operands(job: Job, algorithm: Algorithm) -> None:
     whole = g.groups == 1 or g.inputs % MATRIX_DEPTH == 0 or groups_of_line(g) == 2
     if not (matrix and whole):
         job.x = widened(job.low, job.x)
-    if job.residual and not (matrix and round_up(g.outputs, lanes) % MATRIX_DEPTH == 0):
+    reads_pairs = g.groups == 1 or round_up(g.outputs, lanes) % MATRIX_DEPTH == 0
+    if job.residual and not (matrix and reads_pairs):
         job.residual = widened(job.low, job.residual)
 
 
@@ -178,7 +179,7 @@ def _matrix(job: Job, *, plain: bool) -> None:
         weight = job.weight(recipe, volume_weights(of, g))
     # Two groups of 16 outputs are a block of 32 channels.
     pairs = 2 if g.outputs == MATRIX_ROWS and g.groups % 2 == 0 else 1
-    if stores_bfloat16(low, job.y, g.outputs * pairs, job.act):
+    if stores_bfloat16(low, job.y, g.outputs * pairs):
         job.y.store_as("bfloat16")
     with _packed_conv(job, of, g, x, weight) as packed:
         emit_matrix_convolution(low, packed, plain=plain, flops=job.g.flops)
@@ -202,10 +203,10 @@ def _depthwise(job: Job) -> None:
     if g.inputs == 1 < g.outputs:
         x = repeat_channels(low, of, g, x)
         g = attrs.evolve(g, groups=job.channels_out, outputs=1)
-    # `windows` can round its results, before no activation and beside no residual.
-    exact = job.residual is not None or job.act.kernel != 0 or not has_windows(of, g)
+    # `windows` can round its results beside no residual.
+    exact = job.residual is not None or not has_windows(of, g)
     rounds = of.lanes == MATRIX_ROWS and product_tiles(of, low, job.w).operands and not exact
-    if rounds and stores_bfloat16(low, job.y, job.channels_out, job.act):
+    if rounds and stores_bfloat16(low, job.y, job.channels_out):
         job.y.store_as("bfloat16")
     with _packed_conv(job, of, g, x, weight) as packed:
         emit_depthwise(low, packed)

@@ -9,12 +9,18 @@ from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import Lowering
 from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.symbolic import larger
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.movement.packed_conv import PackedConv
 from subgraph.ops.shared.tile_planning import Tiles, grain, shared, units_wanted
 from subgraph.system.host import caches
 
-from .arguments import DepthwiseArguments, RepeatArguments, WindowRowsArguments
+from .arguments import (
+    WINDOW_OUTPUTS,
+    DepthwiseArguments,
+    RepeatArguments,
+    WindowRowsArguments,
+)
 
 
 def has_windows(of: Tiles, g: Geometry) -> bool:
@@ -104,9 +110,16 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
     }
     if windows:
         name, mr = "windows", of.window_rows(g.kernel[2])
-        tile = of.windows(g.kernel[2], g.strides[2], g.inputs, "bfloat16" if rounded else "")
+        # Activations read and write float32.
+        apart = rounded and conv.act.kernel != 0
+        storage = "bfloat16" if rounded and not apart else ""
+        room = larger(WINDOW_OUTPUTS, g.target[2]) * pixel if apart else None
         arguments: KernelArguments = WindowRowsArguments(
-            tile=tile, group_channels=g.inputs, y_rounded=int(rounded), **common
+            tile=of.windows(g.kernel[2], g.strides[2], g.inputs, storage),
+            group_channels=g.inputs,
+            y_rounded=int(rounded),
+            **low.worker_scratch(room),
+            **common,
         )
     else:
         name, mr = "depthwise", of.mr

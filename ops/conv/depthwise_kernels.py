@@ -9,16 +9,16 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.simd import call_kernel
+from subgraph.engine.codegen.bfloat16 import store_bfloat16
+from subgraph.engine.codegen.simd import call_kernel, memset, store_as, vec
 from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tiling import TileBlock
 
-from .arguments import DepthwiseArguments, WindowRowsArguments
+from .arguments import WINDOW_OUTPUTS, DepthwiseArguments, WindowRowsArguments
 from .copy_kernels import Box, strip_copier, taps_inside
 
 _tile_block = stack_block(TileBlock)
 _box = stack_block(Box)
-_NEAR = 256  # vectors of outputs that fit in the L1 cache until their activation (estimate)
 _zeros = stack_words(8)  # as many bytes as the widest vector
 
 
@@ -227,7 +227,7 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
     """
     arguments = view_of(WindowRowsArguments)
     pixel = lanes * item_bytes(dtype)
-    set_tile, run_rows = _window_setter(pixel, mr), _window_row_runner(pixel)
+    set_tile, run_rows = _window_setter(pixel, mr), _window_row_runner(dtype, lanes)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -240,7 +240,8 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
             block = unit // row_blocks % a.blocks
             image = unit // row_blocks // a.blocks
             t.start = a.bias + block * pixel if a.bias != 0 else 0
-            run_rows(a, t, calls, image, block, row, min(row + a.rows, a.output_height))
+            scratch = a.scratch + worker * a.scratch_bytes
+            run_rows(a, t, calls, scratch, image, block, row, min(row + a.rows, a.output_height))
 
     return kernel
 
@@ -278,23 +279,31 @@ def _window_setter(pixel: int, mr: int) -> Any:
         # stay in the L1 cache until it reads them.
         first = (pad + stride - 1) // stride
         below = a.image_height + pad - (a.kernel_height - 1) * dilation - 1
-        most = a.output_height if a.activation == 0 else max(1, _NEAR // outputs)
+        most = a.output_height if a.activation == 0 else max(1, WINDOW_OUTPUTS // outputs)
         return _RowCalls(windows, first, max(first, below // stride + 1), most)
 
     return set_tile
 
 
-def _window_row_runner(pixel: int) -> Any:
-    """Return ``f(a, t, calls, image, block, row, stop)``: the outputs of the rows before ``stop``.
+def _window_row_runner(dtype: str, lanes: int) -> Any:
+    """Return a function that computes the outputs of the rows ``row`` to ``stop`` of a block.
 
-    ``pixel`` is the bytes of a pixel.
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Channels of a block.
     """
+    pixel = lanes * item_bytes(dtype)
+    half = pixel // 2  # bytes of as many channels of bfloat16
+    load, store_rounded = vec(dtype, lanes).load, store_as(dtype, "bfloat16", lanes)
+    if (dtype, lanes) == ("float32", 16):
+        store_rounded = store_bfloat16  # by the processor's instruction if it has one
 
     @register_jitable
     def run_rows(
         a: WindowRowsArguments,
         t: TileBlock,
         calls: _RowCalls,
+        scratch: int,
         image: int,
         block: int,
         row: int,
@@ -322,18 +331,25 @@ def _window_row_runner(pixel: int) -> Any:
             target = to
             if a.y_rounded != 0:
                 # Two blocks are one of y, of which each has half a pixel.
-                target = (block // 2 * a.output_height + row) * along + block % 2 * (pixel // 2)
+                target = (block // 2 * a.output_height + row) * along + block % 2 * half
+            outputs, y = count * a.output_width, a.y + image * a.y_image + target
             t.middle_count = last - first
             t.a = x + (above + first * dilation) * row_bytes
             t.b = weights + first * tap_bytes
-            t.c = a.y + image * a.y_image + target
+            t.c = y if a.scratch == 0 else scratch
             t.residual = residual + image * a.residual_image + to if residual != 0 else 0
             call_kernel(tile, t, calls.windows, count, 0)
             if activate != 0:
                 # The rows are adjacent: the activation sees them as one row of pixels.
                 t.c_row = pixel
-                call_kernel(activate, t, count * a.output_width, 1, 0)
+                call_kernel(activate, t, outputs, 1, 0)
                 t.c_row = along
+            if a.scratch != 0:
+                for at in range(0, outputs * pixel, pixel):
+                    store_rounded(y + at, load(scratch + at))
+            if a.y_rounded != 0 and block % 2 == 0 and block == a.blocks - 1:
+                for at in range(half, outputs * pixel, pixel):
+                    memset(y + at, 0, half)
             row += count
 
     return run_rows

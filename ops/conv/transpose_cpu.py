@@ -257,7 +257,7 @@ def _emit_phases(
     emit: Callable[..., None] = emit_direct
     if of.operands:
         source, emit = round_image(low, of, sizes, source), emit_matrix_convolution
-        if stores_bfloat16(low, low.output(), sizes.outputs, act):
+        if stores_bfloat16(low, low.output(), sizes.outputs):
             low.output().store_as("bfloat16")
     y = blocked_target(low, of.lanes, low.output())
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1

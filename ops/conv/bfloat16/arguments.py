@@ -110,6 +110,7 @@ class MatrixConvArguments(KernelArguments):
         x_row: Bytes of x between the first pixels of rows of outputs.
         x_column: Bytes of x between the first pixels of outputs of a register.
         x_register: Bytes of x between the first pixels of registers.
+        y_image: Bytes of y between images.
         y_block: Bytes of y for 16 channels of an image.
         y_offset: Bytes from the start of an image of y to its first output.
         y_plane: Bytes of y between planes of outputs.
@@ -117,6 +118,7 @@ class MatrixConvArguments(KernelArguments):
         y_column: With ``scratch`` the bytes of y between outputs of a row of an image.
         y_columns: Outputs of a row of an image.
         y_rounded: Whether y is of bfloat16.
+        residual_image: As ``y_image``, of the residual.
         residual_block: As ``y_block``, of the residual.
         residual_plane: As ``y_plane``, of the residual.
         tile: The matrix tile.
@@ -162,6 +164,7 @@ class MatrixConvArguments(KernelArguments):
     x_row: int
     x_column: int
     x_register: int
+    y_image: int
     y_block: int
     y_offset: int
     y_plane: int
@@ -169,6 +172,7 @@ class MatrixConvArguments(KernelArguments):
     y_column: int
     y_columns: int
     y_rounded: int
+    residual_image: int
     residual_block: int
     residual_plane: int
     tile: Address

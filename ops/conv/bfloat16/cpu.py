@@ -74,7 +74,8 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
     activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) and not is_apart else 0
     activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0
     strides = conv.out.strides(g.target, _LINE)
-    y_block = strides["y_block"] * of.lanes * (2 if _is_rounded(y) else of.item)
+    y_block, y_image = _block_and_image(strides["y_block"], g.groups * output_blocks, y)
+    residual_block, residual_image = _block_and_image(g.pixels, g.groups * output_blocks, residual)
     arguments = MatrixConvArguments(
         x=source.lines,
         weights=conv.weight,
@@ -99,6 +100,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         columns=source.columns,
         gap=source.gap,
         **source.strides,
+        y_image=y_image,
         y_block=y_block,
         y_offset=strides["y_offset"],
         y_plane=strides["y_plane"] * _LINE,
@@ -106,7 +108,8 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         y_column=strides["y_column"] * _LINE,
         y_columns=g.target[2],
         y_rounded=int(_is_rounded(y)),
-        residual_block=g.pixels * of.lanes * (2 if _is_rounded(residual) else of.item),
+        residual_image=residual_image,
+        residual_block=residual_block,
         residual_plane=strides["y_plane"] * _LINE,
         tile=of.contraction(runs=source.gap >= 0 and not has_bfloat16_tiles()),
         **activation,
@@ -122,7 +125,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         if isinstance(x, Operand)
         else lines.images * lines.groups * source.strides["x_group"]
     )
-    written = g.images * g.groups * output_blocks * y_block
+    written = g.images * y_image
     low.emit(
         Kernel("subgraph.ops.conv.bfloat16.kernels", "convolve"),
         arguments,
@@ -131,6 +134,19 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         flops=flops,
         bytes=read + written,
     )
+
+
+def _block_and_image(pixels: int, blocks: int, image: Argument) -> tuple[int, int]:
+    """Return the bytes of 16 channels of an image, and those of all its channels.
+
+    Args:
+        pixels: Pixels of a channel.
+        blocks: Blocks of 16 channels.
+        image: The image: of float32, or of bfloat16 in blocks of 32 channels.
+    """
+    if _is_rounded(image):
+        return pixels * _LINE // 2, pixels * _LINE * -(-blocks // 2)
+    return pixels * _LINE, pixels * _LINE * blocks
 
 
 def _is_rounded(operand: Argument) -> bool:

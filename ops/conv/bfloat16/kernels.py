@@ -26,6 +26,7 @@ from .arguments import ImageLineArguments, LineArguments, MatrixConvArguments
 _tile_block = stack_block(TileBlock)
 inside = register_jitable(taps_inside)
 _PIXEL = ROW_BYTES  # bytes of a pixel: of 16 channels of float32, or 32 of bfloat16
+_HALF = ROW_BYTES // 2  # bytes of 16 channels of bfloat16
 _SCRATCH_ROW = MATRIX_TILE[1] * LANES * 4  # bytes of a row of a tile of float32
 
 
@@ -33,7 +34,7 @@ class Panels(NamedTuple):
     """Outputs of a tile, and panels of weights.
 
     Attributes:
-        number: Number of the group of an image.
+        image: Number of the image.
         group: Number of the group.
         plane: Plane of the outputs.
         first: First panel.
@@ -44,7 +45,7 @@ class Panels(NamedTuple):
         tap: First row of taps that reads the image.
     """
 
-    number: int
+    image: int
     group: int
     plane: int
     first: int
@@ -76,7 +77,7 @@ def lines(*, rounded: bool) -> Callable[..., None]:
         for pixel in range(first, last):
             to = place(y, register, pixel)
             store_bfloat16(to, zero())
-            store_bfloat16(to + ROW_BYTES // 2, zero())
+            store_bfloat16(to + _HALF, zero())
 
     @register_jitable
     def copy(x: int, second: int, step: int, y: int, register: int, first: int, last: int) -> None:
@@ -87,7 +88,7 @@ def lines(*, rounded: bool) -> Callable[..., None]:
                 store(to, load(at))
                 continue
             store_bfloat16(to, load(at))
-            store_bfloat16(to + ROW_BYTES // 2, load(at + second) if second != 0 else zero())
+            store_bfloat16(to + _HALF, load(at + second) if second != 0 else zero())
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -212,6 +213,17 @@ def _set_panel(a: MatrixConvArguments, t: TileBlock, vectors: int) -> None:
     t.outer_b = a.taps_height * t.middle_b
 
 
+@register_jitable
+def _is_alone(a: MatrixConvArguments, vectors: int) -> bool:
+    """Return whether a panel has 16 of the 32 channels of a block, and no other one the rest.
+
+    Args:
+        a: The kernel's arguments.
+        vectors: Blocks of 16 channels of the panel.
+    """
+    return a.y_rounded != 0 and vectors == 1 and a.groups == 1
+
+
 def convolve() -> Callable[..., None]:
     """Return the kernel of `MatrixConvArguments`, which multiplies lines and weights."""
     arguments = view_of(MatrixConvArguments)
@@ -224,6 +236,7 @@ def convolve() -> Callable[..., None]:
         a: MatrixConvArguments, scratch: int, y: int, first: int, pixels: int, vectors: int
     ) -> None:
         """Store the outputs of a tile to an image, of which the first one is number ``first``."""
+        alone = _is_alone(a, vectors)
         row, column = first // a.y_columns, first % a.y_columns
         for pixel in range(pixels):
             to = y + row * a.y_row + column * a.y_column
@@ -233,6 +246,8 @@ def convolve() -> Callable[..., None]:
                     store_bfloat16(to + j * LANES * 2, values)
                 else:
                     store(to + j * a.y_block, values)
+            if alone:
+                memset(to + _HALF, 0, _HALF)
             column += 1
             if column == a.y_columns:
                 row, column = row + 1, 0
@@ -256,21 +271,25 @@ def convolve() -> Callable[..., None]:
             channels = where.group * a.output_blocks + block
             t.b = a.weights + channels * steps * REGISTER_BYTES + where.tap * t.middle_b
             t.start = a.bias + channels * _PIXEL if a.bias != 0 else 0
-            block += where.number * a.output_blocks
-            y = a.y + block * a.y_block + a.y_offset + where.plane * a.y_plane
+            block += where.group * a.output_blocks
+            y = a.y + where.image * a.y_image + block * a.y_block
+            y += a.y_offset + where.plane * a.y_plane
             if a.y_rounded and block % 2 == 1:
                 # The second half of the pixels of the block of 32 channels before.
-                y += ROW_BYTES // 2 - a.y_block
+                y += _HALF - a.y_block
             t.c = y + where.pixel * _PIXEL if scratch == 0 else scratch
             if a.residual != 0:
-                t.residual = a.residual + block * a.residual_block + where.pixel * _PIXEL
-                t.residual += where.plane * a.residual_plane
+                t.residual = a.residual + where.image * a.residual_image + block * a.residual_block
+                t.residual += where.pixel * _PIXEL + where.plane * a.residual_plane
             call_kernel(a.tile, t, where.rows, vectors, 0)
             t.ahead += steps * a.ahead_lines * ROW_BYTES
             if a.activation != 0:
                 call_kernel(a.activation, t, where.pixels, vectors, 0)
             if scratch != 0:
                 store_outputs(a, scratch, y, where.pixel, where.pixels, vectors)
+            elif _is_alone(a, vectors):
+                for pixel in range(where.pixels):
+                    memset(t.c + pixel * _PIXEL + _HALF, 0, _HALF)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -293,7 +312,7 @@ def convolve() -> Callable[..., None]:
             last_panel = min(first_panel + a.unit_panels, panels)
             plane = unit // (row_units * panel_units) % a.planes
             number = unit // (row_units * panel_units * a.planes)
-            group = number % a.groups
+            image, group = number // a.groups, number % a.groups
             # The tiles of a unit together prefetch the weights of the next one.
             next_block = group * a.output_blocks + last_panel * vectors_of_panel
             t.ahead = a.weights + next_block * weights_of_block
@@ -303,7 +322,7 @@ def convolve() -> Callable[..., None]:
                 if a.gap < 0:
                     rows = min(rows, a.columns - column)
                 line, half = number // a.groups_of_line, number % a.groups_of_line
-                t.a = a.x + line * a.x_group + half * (ROW_BYTES // 2) + plane * a.x_plane
+                t.a = a.x + line * a.x_group + half * _HALF + plane * a.x_plane
                 t.a += row * a.x_row + column * a.x_column
                 t.first_run = a.columns - column
                 pixel = row * a.columns + column
@@ -321,7 +340,7 @@ def convolve() -> Callable[..., None]:
                     t.a += tap * a.x_tap_row
                 # All panels of some pixels: their part of x is in the L1 cache meanwhile.
                 where = Panels(
-                    number, group, plane, first_panel, last_panel, pixel, pixels, rows, tap
+                    image, group, plane, first_panel, last_panel, pixel, pixels, rows, tap
                 )
                 run_panels(a, t, where, worker)
         release_tiles()

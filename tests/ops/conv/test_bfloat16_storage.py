@@ -20,7 +20,7 @@ from subgraph.system import host
 pytestmark = pytest.mark.usefixtures("tiles")
 # Where products are dot products, Winograd's algorithm in float32 is often faster.
 OPTION = {"INFERENCE_PRECISION": "bfloat16", "WINOGRAD": False}
-CHANNELS = st.sampled_from([20, 32, 48, 64, 96])
+CHANNELS = st.sampled_from([20, 32, 40, 48, 64, 96, 136])
 
 
 class Network:
@@ -251,9 +251,9 @@ def test_special_values_pass_through() -> None:
 
 
 @pytest.mark.parametrize("of_group", [1, 4])
-@pytest.mark.parametrize("channels", [64, 48])
+@pytest.mark.parametrize("channels", [64, 48, 40, 20])
 @pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
-@pytest.mark.parametrize("act", ["", "Relu", "Relu6", "Sigmoid"])
+@pytest.mark.parametrize("act", ["", "Relu", "Relu6", "Sigmoid", "HardSwish"])
 def test_small_groups(of_group: int, channels: int, taps: int, stride: int, act: str) -> None:
     """Convolutions of small groups store what a convolution over matrix tiles reads."""
     rng = np.random.default_rng(taps)
@@ -271,5 +271,4 @@ def test_small_groups(of_group: int, channels: int, taps: int, stride: int, act:
     exact = sg.compile_model(graph, "CPU")([array])[0]
     got = sg.compile_model(graph, "CPU", {**OPTION, "INFERENCE_NUM_THREADS": 2})([array])[0]
     np.testing.assert_allclose(got, exact, rtol=0, atol=0.01 * np.abs(exact).max())
-    stored = channels % 32 == 0 and act != "Sigmoid"
-    assert any(".lines(" in kernel for kernel in kernels_of(graph, array)) != stored
+    assert not any(".lines(" in kernel for kernel in kernels_of(graph, array))
