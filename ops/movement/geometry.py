@@ -88,6 +88,12 @@ class Geometry:
             )
         )
 
+    @property
+    def reads_each_pixel(self) -> bool:
+        """Whether every output reads one input pixel, its own."""
+        # With a stride some window of as many outputs as inputs reaches outside.
+        return self.taps == 1 and self.source == self.target and not self.padded
+
     def reach(self, axis: int, outputs: int) -> int:
         """Return the input pixels along ``axis`` that the windows of ``outputs`` outputs span."""
         windows = (outputs - 1) * self.strides[axis]
@@ -109,8 +115,7 @@ class Geometry:
     def flat(self) -> Geometry:
         """Merge the pixels of a 1x1 convolution that reads each input pixel once, in order."""
         # The pixels of such a convolution are independent, so the kernel may see them as one line.
-        once = self.taps == 1 and self.strides == (1, 1, 1) and self.source == self.target
-        if not once or any(self.pads):
+        if not self.reads_each_pixel:
             return self
         line = (1, 1, self.pixels)
         return attrs.evolve(self, source=line, target=line)

@@ -133,7 +133,7 @@ def _reads_in_place(
         shape.source == "rows" and shape.pixel == shape.channels and weights.excess == 0
     )
     bytes_as_stored = is_patch and q.x.dtype == "uint8" and tile.flavour == "quads"
-    return bytes_as_stored and g.taps == 1 and g.source == g.target and not g.padded
+    return bytes_as_stored and g.reads_each_pixel
 
 
 def emit_tiles(

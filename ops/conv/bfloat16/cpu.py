@@ -58,7 +58,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
     lines = attrs.evolve(g, groups=g.groups // together, inputs=g.inputs * together)
     if plain:
         source = emit_image_lines(low, g, x)
-    elif _is_rounded(x) and g.taps == 1 and g.source == g.target and not any(g.pads):
+    elif _is_rounded(x) and g.reads_each_pixel:
         source = _whole_image(x, lines)
     elif gathers(of, g):
         source = _emit_registers(low, of, lines, x)

@@ -237,6 +237,19 @@ def test_images_of_another_size_use_the_same_plan() -> None:
         np.testing.assert_allclose(model([image])[0], want, rtol=0, atol=0.02 * np.abs(want).max())
 
 
+def test_every_second_pixel_of_an_image_with_as_many_pixels() -> None:
+    """Padding behind the image makes up for the stride: only the sizes are those of stride 1."""
+    net = Network(8, 1, 32, 2)
+    net.convolve(32, 1, 1, 1)
+    weight = net.weight(32, 32, 1, 1)
+    y = ops.Conv(net.values[-1][0], weight, strides=[2, 2], pads=[0, 0, 1, 1])
+    graph = sg.Graph([net.x], [y])
+    x = net.rng.standard_normal((1, 32, 2, 2)).astype(np.float32)
+    exact, got = (sg.compile_model(graph, "CPU", o)([x])[0] for o in ({}, OPTION))
+    np.testing.assert_allclose(got, exact, rtol=0, atol=0.02 * np.abs(exact).max())
+    assert not np.any(got[..., 1:, :])
+
+
 def test_special_values_pass_through() -> None:
     net = Network(4, 1, 32, 4)
     net.convolve(32, 1, 1, 1)
