@@ -272,6 +272,9 @@ def _emit_transpose(low: Lowering, copy: StridedCopy) -> bool:
         return False
     dims, item = copy.dims, copy.item
     rest = [d for d in range(len(dims) - 1) if d != transposed]
+    # Neighbouring units read neighbouring memory, which arrives in pages and lines: a block of the
+    # target is contiguous for longer (5 axes of 32, of which 3 change places: 0.6 of the time).
+    rest.sort(key=lambda d: -copy.origin[d])
     columns, rows = dims[transposed], dims[-1]
     lanes = min(16, low.lanes(UNSIGNED[item]))
     if not has_masked_stores():

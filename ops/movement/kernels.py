@@ -59,8 +59,8 @@ def outer_offset(dims: int, count: int, rest: int, which: int) -> int:
 
 def row_copy(item: int) -> Callable[..., None]:
     """Return ``copy(to, source, bytes)``, which copies short rows by vectors, others by memcpy."""
-    v = vec("uint8", 32)
-    load, store = v.load, v.store
+    v, half = vec("uint8", 32), vec("uint8", 16)
+    load, store, load_half, store_half = v.load, v.store, half.load, half.store
     one, put = loads(WORDS[item]), stores(WORDS[item])
 
     @register_jitable
@@ -75,9 +75,14 @@ def row_copy(item: int) -> Callable[..., None]:
             at += 32
         # The last vector ends with the row and overlaps the one before it. It writes the same bytes
         # a second time, but none beyond the row, which may belong to another thread.
-        if at < count and count >= 32:
+        if at == count:
+            return
+        if count >= 32:
             store(to + count - 32, load(source + count - 32))
-        elif at < count:
+        elif count >= 16:
+            store_half(to, load_half(source))
+            store_half(to + count - 16, load_half(source + count - 16))
+        else:
             while at < count:
                 put(to + at, one(source + at))
                 at += item
