@@ -71,6 +71,8 @@ class RoundRowsArguments(KernelArguments):
         row_step: Bytes between rows of the source.
         column_step: Bytes between columns of the source.
         source_matrix: Bytes between matrices of the source.
+        block: Adjacent columns of the source, a multiple of 16; 0: all.
+        block_step: Bytes between blocks of columns of the source.
     """
 
     source: Address
@@ -80,6 +82,8 @@ class RoundRowsArguments(KernelArguments):
     row_step: int
     column_step: int
     source_matrix: int
+    block: int
+    block_step: int
 
 
 class GemmArguments(KernelArguments):
@@ -91,17 +95,22 @@ class GemmArguments(KernelArguments):
     Attributes:
         a: Left matrices.
         b: Right matrices.
-        c: The results; their columns are contiguous.
+        c: The results; the columns of a vector are contiguous.
         init: Initial values of each row of sums, one element for each column; 0: zeros.
-        residual: Matrices added at the end, laid out as C; 0: none.
+        residual: Matrices added at the end; 0: none.
         m: Rows of A and C.
         n: Columns of B and C.
         k: Columns of A, rows of B.
         a_row: Bytes between rows of A.
         a_column: Bytes between columns of A; with matrix tiles between steps.
         a_register: Bytes between registers of A (matrix tiles only).
+        a_blocks: Blocks of adjacent columns of A; 1: all columns are adjacent.
+        a_block: Bytes between these blocks.
         b_row: Bytes between rows of B; 0: B is packed.
         c_row: Bytes between rows of C; of float32 also if C is stored as registers.
+        c_vector: Bytes between vectors of a row of C.
+        residual_row: As ``c_row``, of the residual.
+        residual_vector: As ``c_vector``, of the residual.
         c_register: Bytes between the registers of 16 rows of C and those of the next 16, if C is
             stored as registers of bfloat16; 0: as rows.
         tile: The contraction tile.
@@ -131,8 +140,13 @@ class GemmArguments(KernelArguments):
     a_row: int
     a_column: int
     a_register: int
+    a_blocks: int
+    a_block: int
     b_row: int
     c_row: int
+    c_vector: int
+    residual_row: int
+    residual_vector: int
     c_register: int
     tile: Address
     masked_tile: Address

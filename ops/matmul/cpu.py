@@ -15,6 +15,7 @@ import numpy as np
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH, MATRIX_ROWS
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Argument, Layout, Operand
+from subgraph.engine.planner.views import in_blocks
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.symbolic import is_symbolic, larger, recorded, smaller
@@ -23,6 +24,7 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
+from subgraph.ops.movement.cpu import adds, moves_channels_first, read_in_blocks
 from subgraph.ops.movement.packing import matrix_panels
 from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.tile_planning import (
@@ -71,7 +73,7 @@ _MAX_UNIT_PANELS = 12  # panels of a unit at most (estimate)
 # (estimates).
 _MAX_SINGLE_BLOCK_TILES, _BLOCK_TILES = 16, 8
 _INDICES = ("int32", "int64")
-_LAYOUTS: tuple[Layout, ...] = ("plain", "registers")
+_LAYOUTS: tuple[Layout, ...] = ("plain", "registers", "strided")
 _GROUP_ROWS = 64  # rows that a grouped product computes together (estimate)
 
 
@@ -147,7 +149,12 @@ def grouped(node: Node, low: Lowering) -> None:
         a_row=depth * item,
         a_column=item,
         a_register=0,
+        a_blocks=1,
+        a_block=0,
         c_row=n * item,
+        c_vector=of.lanes * item,
+        residual_row=0,
+        residual_vector=0,
         c_register=0,
         b_row=0,
         tile=of.contraction(ahead=True),
@@ -179,8 +186,8 @@ def emit_product(low: Lowering, product: Product) -> None:
     bias, residual = product.bias, product.residual
     few = out.size <= _MAX_ROWS_WITHOUT_PREFETCH * b.columns
     of = tiles(out.dtype) if few else direct_tiles(out.dtype)
-    if any(o is not None and o.layout != "plain" for o in (b.operand, bias, residual)):
-        raise Unsupported("a right operand or addend in registers")
+    if any(o is not None and o.layout != "plain" for o in (b.operand, bias)):
+        raise Unsupported("a right operand or bias in another layout than the plain one")
     if a.columns != b.rows:
         raise Unsupported(f"a product of depths {a.columns} and {b.rows}")
     if not out.size:
@@ -246,6 +253,10 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     registers = of.operands and count == 1 and _is_read_as_registers(low, product.out)
     if registers:
         product.out.store_as("registers")
+    elif count == 1 and _is_read_in_blocks(low, product.out, of.lanes):
+        product.out.layout, product.out.view = "strided", in_blocks(product.out.shape, of.lanes)
+    residual_row, residual_vector = _steps_of(residual, n, of)
+    c_row, c_vector = _steps_of(product.out, n, of)
     arguments = GemmArguments(
         a=left,
         b=right,
@@ -256,7 +267,10 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
         n=n,
         k=depth,
         **places,
-        c_row=n * item,
+        c_row=c_row,
+        c_vector=c_vector,
+        residual_row=residual_row,
+        residual_vector=residual_vector,
         c_register=MATRIX_ROWS * n * of.weight_item if registers else 0,
         b_row=row_of_right,
         tile=of.contraction(ahead=True),
@@ -278,6 +292,46 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
         flops=flops,
         bytes=moved,
     )
+
+
+def _steps_of(result: Argument, columns: int, of: Tiles) -> tuple[int, int]:
+    """Return the bytes between rows and between vectors of a result or residual.
+
+    Raises:
+        Unsupported: It is a view that is no image in blocks of vectors.
+    """
+    vector = of.lanes * of.item
+    if not isinstance(result, Operand) or result.layout != "strided":
+        return columns * of.item, vector
+    stored = matrix(result)
+    if stored.block != of.lanes:
+        raise Unsupported("a result or residual in blocks of other widths")
+    return vector, stored.block_step * of.item
+
+
+def _is_read_in_blocks(low: Lowering, out: Operand, lanes: int) -> bool:
+    """Return whether all readers of a product's result take it in blocks of channels.
+
+    These are a Transpose before a convolution, and products to which it is added. The answer is an
+    estimate: the plan converts the value for other readers.
+    """
+    node, shape = low.node, out.shape
+    if out is not low.outputs[0] or out.rank < 3 or shape[0] != 1 or shape[-1] % lanes:
+        return False
+    if lanes != low.float_block or node.graph is None or node.graph.is_output(node.outputs[0]):
+        return False
+    return bool(node.outputs[0].uses) and all(
+        _takes_blocks(user, node.outputs[0]) for user in node.outputs[0].consumers
+    )
+
+
+def _takes_blocks(user: Node, value: Value) -> bool:
+    if user.op_type == "Reshape":
+        made = user.outputs[0]
+        return bool(made.uses) and all(_takes_blocks(each, made) for each in made.consumers)
+    if user.op_type == "Transpose":
+        return moves_channels_first(user) and read_in_blocks(user)
+    return adds(user, value)
 
 
 def _rounds_operands(product: Product) -> bool:
@@ -303,7 +357,9 @@ def _left_side(
         return a.operand, _register_places(a, of), steps
     if not of.operands:
         places = {"a_row": a.row_step * of.item, "a_column": a.column_step * of.item}
-        return a.operand, places | {"a_register": 0}, steps
+        blocks = a.columns // a.block if a.block else 1
+        places |= {"a_register": 0, "a_blocks": blocks, "a_block": a.block_step * of.item}
+        return a.operand, places, steps
     matrices, matrix_size = math.prod(a.shape), max(a.rows * a.columns, 1)
     registers = -(-a.rows // MATRIX_ROWS)
     depth = round_up(a.columns, of.depth_step)
@@ -319,6 +375,8 @@ def _left_side(
             row_step=a.row_step * of.item,
             column_step=a.column_step * of.item,
             source_matrix=matrix_size * of.item,
+            block=a.block,
+            block_step=a.block_step * of.item,
         ),
         matrices * registers,
         grain=grain(matrices * registers, 4 * matrices * size),
@@ -330,7 +388,7 @@ def _left_side(
 def _register_places(a: Matrix, of: Tiles) -> dict[str, int]:
     """Return the strides of A's registers as fields of `GemmArguments`."""
     row, depth = of.depth_step * of.weight_item, round_up(a.columns, of.depth_step)
-    places = {"a_row": row, "a_column": MATRIX_ROWS * row}
+    places = {"a_row": row, "a_column": MATRIX_ROWS * row, "a_blocks": 1, "a_block": 0}
     return places | {"a_register": MATRIX_ROWS * depth * of.weight_item}
 
 

@@ -207,10 +207,11 @@ def _set_strides(product: GemmArguments, t: TileBlock, vector: int, b_vector: in
     Args:
         product: The kernel's arguments.
         t: The tile's arguments.
-        vector: Bytes of a vector of C.
+        vector: Bytes of a vector of the results.
         b_vector: Bytes of a vector of B.
     """
-    t.outer_count = 1
+    t.outer_count = product.a_blocks
+    t.outer_a = product.a_block
     t.middle_count = 1
     t.inner_count = 1
     t.a_row = product.a_row
@@ -219,10 +220,10 @@ def _set_strides(product: GemmArguments, t: TileBlock, vector: int, b_vector: in
     t.b_vector = b_vector
     t.start_row = 0
     t.c_row = product.c_row
-    t.c_vector = vector
+    t.c_vector = product.c_vector
     t.start_vector = vector
-    t.residual_row = product.c_row
-    t.residual_vector = vector
+    t.residual_row = product.residual_row
+    t.residual_vector = product.residual_vector
     t.flags = product.flags
     t.low = product.low
     t.high = product.high
@@ -351,6 +352,8 @@ def round_rows() -> Callable[..., None]:
     arguments = view_of(RoundRowsArguments)
     round_adjacent, load1, store1 = row_rounder(), ld("float32"), st("float32")
     copied = stack_words(ROWS * MATRIX_DEPTH // 2)  # 16 rows of a step, of float32
+    v = vec("float32", LANES)
+    load, store = v.load, v.store
 
     @register_jitable
     def round_scattered(a: RoundRowsArguments, source: int, rows: int, target: int) -> None:
@@ -366,6 +369,19 @@ def round_rows() -> Callable[..., None]:
             to = target + first // MATRIX_DEPTH * REGISTER_BYTES
             round_adjacent(copy, MATRIX_DEPTH * 4, rows, count, 1.0, to)
 
+    @register_jitable
+    def round_blocks(a: RoundRowsArguments, source: int, rows: int, target: int) -> None:
+        """Round rows whose columns are in blocks, step by step."""
+        copy = copied()
+        for first in range(0, a.depth, MATRIX_DEPTH):
+            count = min(MATRIX_DEPTH, a.depth - first)
+            for k in range(0, count, LANES):
+                at = source + (first + k) // a.block * a.block_step + (first + k) % a.block * 4
+                for row in range(rows):
+                    store(copy + (row * MATRIX_DEPTH + k) * 4, load(at + row * a.row_step))
+            to = target + first // MATRIX_DEPTH * REGISTER_BYTES
+            round_adjacent(copy, MATRIX_DEPTH * 4, rows, count, 1.0, to)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         steps = (a.depth + MATRIX_DEPTH - 1) // MATRIX_DEPTH
@@ -374,7 +390,9 @@ def round_rows() -> Callable[..., None]:
             first = unit % registers * ROWS
             source = a.source + unit // registers * a.source_matrix + first * a.row_step
             rows, target = min(ROWS, a.rows - first), a.target + unit * steps * REGISTER_BYTES
-            if a.column_step == 4:
+            if a.block != 0:
+                round_blocks(a, source, rows, target)
+            elif a.column_step == 4:
                 round_adjacent(source, a.row_step, rows, a.depth, 1.0, target)
             else:
                 round_scattered(a, source, rows, target)
@@ -424,7 +442,7 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
         row, rows, panel, last_panel = where.row, where.rows, where.panel, where.last_panel
         n, crs, ldb = product.n, product.c_row, product.b_row
         steps = (product.k + unit - 1) // unit
-        t.steps = steps
+        t.steps = steps // product.a_blocks
         t.last_depth = (product.k % MATRIX_DEPTH + 1) // 2 * 2 if matrix else 0
         tile_copy = copy() if matrix else 0
         for p in range(panel, last_panel):
@@ -443,6 +461,7 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
                 step = ldb
                 t.b = b + first * item
             t.b_step = step
+            t.outer_b = t.steps * step
             t.start = product.init + first * item if product.init != 0 else 0
             # The tiles of a packed panel together prefetch the next panel.
             pace = 2 * step // max(1, (rows + mr - 1) // mr) if prefetches and ldb == 0 else 0
@@ -451,13 +470,15 @@ def _block_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int, matrix:
             i = 0
             while i < rows:
                 m = height(rows - i, mr)
-                to = (row + i) * crs + first * item
+                to = (row + i) * crs + p * nv * product.c_vector
                 t.a = a + ((row + i) // ROWS * t.a_register if matrix else (row + i) * t.a_row)
                 t.c = c + to
                 if matrix and product.c_register != 0:
                     t.c = tile_copy
                     t.c_row = line
-                t.residual = res + to if res != 0 else 0
+                if res != 0:
+                    t.residual = res + (row + i) * product.residual_row
+                    t.residual += p * nv * product.residual_vector
                 t.ahead = coming
                 coming += steps // 2 * pace
                 call_kernel(tile, t, m, vectors, 0)

@@ -10,6 +10,7 @@ import attrs
 
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.operands import Argument, Operand
+from subgraph.engine.planner.views import in_blocks, runs
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.ops.shared.strides import Ints, broadcast_sizes, broadcast_strides, collapse
@@ -29,6 +30,8 @@ class Matrix:
         columns: Columns of a matrix.
         row_step: Elements from a row to the next one.
         column_step: Elements from a column to the next one.
+        block: Adjacent columns, if they are in blocks; 0: all.
+        block_step: Elements from a block of columns to the next one.
     """
 
     operand: Operand
@@ -37,6 +40,8 @@ class Matrix:
     columns: int
     row_step: int
     column_step: int
+    block: int = 0
+    block_step: int = 0
 
     @property
     def transposed(self) -> Matrix:
@@ -85,6 +90,11 @@ def matrix(operand: Operand, vector: str = "row") -> Matrix:
     shape = operand.shape
     if not shape:
         raise Unsupported("MatMul of a scalar")
+    if operand.layout == "strided":
+        rows, lanes = math.prod(shape[:-1]), operand.view[-1][-1][0]
+        if runs(operand.view) != runs(in_blocks(shape, lanes)):
+            raise Unsupported("a product of a view that is no image in blocks")
+        return Matrix(operand, (), rows, shape[-1], lanes, 1, lanes, rows * lanes)
     if len(shape) == 1:
         shape = (1, *shape) if vector == "row" else (*shape, 1)
     return Matrix(operand, shape[:-2], shape[-2], shape[-1], shape[-1], 1)
@@ -121,12 +131,11 @@ def batched(a: Matrix, b: Matrix) -> tuple[Matrix, Ints, list[Ints]]:
     stack = broadcast_sizes(a.shape, b.shape)
     if (
         math.prod(b.shape) == 1
-        and a.row_step == a.columns
+        and (a.row_step == a.columns or a.block)
         and math.prod(stack) == math.prod(a.shape)
     ):
         rows = math.prod(a.shape) * a.rows
-        flat = Matrix(a.operand, (), rows, a.columns, a.row_step, a.column_step)
-        return flat, (1,) * _LEVELS, [(0,) * _LEVELS] * 3
+        return attrs.evolve(a, shape=(), rows=rows), (1,) * _LEVELS, [(0,) * _LEVELS] * 3
     scales = (a.rows * a.columns, b.rows * b.columns, a.rows * b.columns)
     strides = [
         [step * scale for step in broadcast_strides(shape, stack)]

@@ -21,9 +21,9 @@ from subgraph.engine.planner.lowering import (
     lowering,
 )
 from subgraph.engine.planner.operands import Operand
-from subgraph.engine.planner.views import MAX_RUNS, View, expanded, reshaped, runs
+from subgraph.engine.planner.views import MAX_RUNS, View, expanded, in_blocks, reshaped, runs
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.graph import Node
+from subgraph.graph.graph import Node, Value
 from subgraph.graph.symbolic import is_symbolic, larger, smaller
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.operator import operator_key, operator_of
@@ -51,6 +51,7 @@ from .copies_cpu import (
 from .types import whole_numbers
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
+_RESIDUAL = 3  # input of FusedMatMul that is added to its result
 _MOST_READERS = 16  # nodes behind a Transpose or Expand that are searched (estimate)
 
 
@@ -303,7 +304,35 @@ def _computes_on_blocks(node: Node) -> bool:
     return rule is not None and "blocked" in rule.layouts and node.op_type != "Transpose"
 
 
-@lowering("Transpose", layouts=("plain", "blocked"), makes_blocks=read_in_blocks)
+def moves_channels_first(node: Node) -> bool:
+    """Return whether a Transpose moves the last axis to the place of an image's channels."""
+    order = node.attrs.get("perm", ())
+    return len(order) > 2 and tuple(order) == (0, len(order) - 1, *range(1, len(order) - 1))
+
+
+def adds(user: Node, value: Value) -> bool:
+    """Return whether a fused product reads a value only to add it to its result."""
+    places = [k for k, each in enumerate(user.inputs) if each is value]
+    return user.op_type == "FusedMatMul" and places == [_RESIDUAL]
+
+
+def _is_read_by_products(node: Node) -> bool:
+    """Return whether only matrix products with weights read the output of a node, in its shape."""
+    value = node.outputs[0]
+    if not value.uses or node.graph is None or node.graph.is_output(value):
+        return False
+    return all(adds(user, value) or _multiplies(user, value) for user in value.consumers)
+
+
+def _multiplies(user: Node, value: Value) -> bool:
+    if user.op_type not in ("MatMul", "FusedMatMul") or user.attrs.get("transA", 0):
+        return False
+    left, right, *others = user.inputs
+    weighted = right is not None and right.parameter is not None
+    return weighted and left is value and all(other is not value for other in others)
+
+
+@lowering("Transpose", layouts=("plain", "blocked", "strided"), makes_blocks=read_in_blocks)
 def transpose(node: Node, low: Lowering) -> None:
     """Lower Transpose.
 
@@ -312,9 +341,22 @@ def transpose(node: Node, low: Lowering) -> None:
     x, y = low.input(0), low.output()
     order = tuple(axis % x.rank for axis in node.attrs.get("perm") or range(x.rank)[::-1])
     last, first = (0, *range(2, x.rank), 1), (0, x.rank - 1, *range(1, x.rank - 1))
-    if x.layout == "blocked":
+    if x.layout == "strided":
+        lanes = low.float_block
+        if order != first or x.shape[-1] % lanes:
+            raise Unsupported("Transpose of a view to another order than channels first")
+        if runs(x.view) != runs(in_blocks(x.shape, lanes)):
+            raise Unsupported("Transpose of a view that is no image in blocks of channels")
+        low.alias(y, x)
+        y.layout, y.lanes = "blocked", lanes
+    elif x.layout == "blocked":
         if order != last:
             raise Unsupported("Transpose of blocks of channels to another order than channels last")
+        whole = x.shape[0] == 1 and x.shape[1] % x.lanes == 0 and x.dtype == "float32"
+        if whole and x.lanes == low.lanes("float32") and _is_read_by_products(node):
+            low.alias(y, x)
+            y.layout, y.view = "strided", in_blocks(y.shape, x.lanes)
+            return
         y.store_as("plain")
         _emit_channels_last(low, "to_channels_last", x, x, y)
     elif y.layout == "blocked":

@@ -13,8 +13,9 @@ The fourth, "registers", is what matrix tiles read of the left operand of a prod
 knows its readers may choose it (`Operand.store_as`). Others get the plain layout.
 
 The fifth, "strided", is any view of memory (`subgraph.engine.planner.views`): keys and values of a
-decoder in a buffer with room for more (`Lowering.extend`), or heads that several others share.
-Rules that do not support it get a copy in plain layout.
+decoder in a buffer with room for more (`Lowering.extend`), heads that several others share, or rows
+of channels in the memory of an image in blocks (`views.in_blocks`). Rules that do not support it
+get a copy in plain layout.
 """
 
 from __future__ import annotations
@@ -136,20 +137,22 @@ class LayoutAssigner:
         Conversions are prepared when the inputs are asked for. See `lower`.
         """
         layouts = {operand.layout for operand in inputs if operand is not None}
-        if self._uses_blocks(node, rule, inputs, types):
+        blocks = self._uses_blocks(node, rule, inputs, types)
+        if blocks:
             if "bfloat16" in layouts and "bfloat16" in rule.layouts:
                 yield self._in_blocks(node, inputs, types[0], True), True
             yield self._in_blocks(node, inputs, types[0], False), True
-        elif self._enabled and rule.makes_blocks is not None and rule.makes_blocks(node):
+        own = [layout for layout in ("registers", "strided") if layout in layouts & rule.layouts]
+        for some in (own, own[:1], own[1:]):
+            if some:
+                yield [self._plain(operand, *some) for operand in inputs], False
+        if not blocks and self._enabled and rule.makes_blocks and rule.makes_blocks(node):
             yield [self._plain(operand) for operand in inputs], True
-        for own in ("registers", "strided"):
-            if own in layouts and own in rule.layouts:
-                yield [self._plain(operand, own) for operand in inputs], False
         yield [self._plain(operand) for operand in inputs], False
 
-    def _plain(self, operand: Operand | None, other: str = "plain") -> Operand | None:
-        """Return an input in the plain layout, or as it is if its layout is ``other``."""
-        if operand is None or operand.layout == other:
+    def _plain(self, operand: Operand | None, *others: str) -> Operand | None:
+        """Return an input in the plain layout, or as it is if its layout is one of ``others``."""
+        if operand is None or operand.layout in others:
             return operand
         return self._converted(operand, "plain")
 

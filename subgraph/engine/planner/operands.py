@@ -79,7 +79,7 @@ class Operand:
             "registers" values of float32 are stored as bfloat16. "bfloat16" has `MATRIX_SLACK`
             bytes of any content behind them. "registers" are those of the left operand of a
             product over matrix tiles: for each 16 rows, all steps of 32 columns. "strided" is a
-            view of memory that is not dense, or repeated; the last dimension is contiguous.
+            view of memory that is not dense, or repeated; its last part is contiguous.
         view: Where the elements are, in the layout "strided".
         capacity: Positions, along the second last axis, for which an input has room that is its
             buffer; 0 for operands that cannot grow.

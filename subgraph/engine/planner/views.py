@@ -34,6 +34,20 @@ def dense(shape: Sequence[int], memory: Sequence[int]) -> View:
     return tuple(reversed(found))
 
 
+def in_blocks(shape: Sequence[int], lanes: int) -> View:
+    """Return the view of values with channels last in the memory of an image in blocks of channels.
+
+    Args:
+        shape: The dimensions of the values: 1, the spatial ones, and the channels.
+        lanes: Channels of a block; they divide the channels.
+    """
+    _, *spatial, channels = shape
+    *memory, last = dense(
+        (channels // lanes, *spatial, lanes), (channels // lanes, *spatial, lanes)
+    )
+    return ((), *memory[1:], (*memory[0], *last))
+
+
 def expanded(view: View, shape: Sequence[int]) -> View:
     """Return a view broadcast to a shape; dimensions of size 1 are repeated, and new ones."""
     repeated = [() if size == 1 else ((size, 0),) for size in shape]

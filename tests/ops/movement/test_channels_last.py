@@ -7,6 +7,7 @@ NumPy makes of the convolution's result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,3 +184,93 @@ def test_parts_of_blocks(axis: int, parts: list[int], batch: int) -> None:
             np.testing.assert_array_equal(mine, other)
         if parts == [32, 16]:  # results alone are converted
             assert kernels.count("to_plain") == 3
+
+
+def _mixed(shape: tuple[Any, ...], hidden: int, *, flat: bool = False) -> sg.Graph:
+    """Return two feed-forward layers of SegFormer: a depthwise convolution between two products.
+
+    Args:
+        shape: The image, ``[N, C, *spatial]``; may be symbolic.
+        hidden: Columns of the first product.
+        flat: Whether tokens have one axis, so that images are reshaped.
+    """
+    x = sg.input("x", shape)
+    channels, rank = shape[1], len(shape)
+    last, first = _orders(rank)
+    if flat:
+        last, first = _orders(3)
+    tokens = (0, 0, -1) if flat else (0,) * rank
+
+    def weight(name: str, *sizes: int) -> sg.Value:
+        return sg.parameter(name, _values(*sizes) / np.float32(sizes[0] ** 0.5))
+
+    def to_rows(image: sg.Value) -> sg.Value:
+        image = ops.Reshape(image, np.array(tokens)) if flat else image
+        return ops.Transpose(image, perm=last)
+
+    rows = to_rows(_conv(x, channels, "stem"))
+    for k in range(2):
+        inner = ops.Add(
+            ops.MatMul(rows, weight(f"a{k}", channels, hidden)), weight(f"b{k}", hidden)
+        )
+        image = ops.Transpose(inner, perm=first)
+        if flat:
+            image = ops.Reshape(image, np.array([0, 0, *shape[2:]]))
+        filters = weight(f"d{k}", hidden, 1, *[3] * (rank - 2))
+        image = ops.Gelu(ops.Conv(image, filters, pads=[1] * (2 * (rank - 2)), group=hidden))
+        rows = ops.Add(ops.MatMul(to_rows(image), weight(f"c{k}", hidden, channels)), rows)
+    image = ops.Transpose(rows, perm=first)
+    if flat:
+        image = ops.Reshape(image, np.array([0, 0, *shape[2:]]))
+    return sg.Graph([x], [_conv(image, channels, "head")])
+
+
+def _check_image(got: Array, graph: sg.Graph, given: Array) -> None:
+    (want,) = session_of(graph).run(None, {"x": given})
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("hidden", [96, 64, 40])
+@pytest.mark.parametrize("shape", [(1, 32, 9, 7), (1, 64, 30), (2, 32, 6, 5), (1, 24, 6, 5)])
+def test_products_read_and_write_blocks(shape: tuple[int, ...], hidden: int) -> None:
+    """Products take rows of one image where they are in blocks, if these have no padding."""
+    for flat in (False, True) if len(shape) == 4 else (False,):
+        graph = _mixed(shape, hidden, flat=flat)
+        given = _values(*shape)
+        for threads in (1, 2):
+            results, kernels = _run(graph, [given], INFERENCE_NUM_THREADS=threads)
+            _check_image(results[0], graph, given)
+        whole = shape[0] == 1 and all(n % host.lanes("float32") == 0 for n in (shape[1], hidden))
+        if whole:
+            assert not {TO_LAST, FROM_LAST, "from_strides"} & set(kernels)
+        if shape[0] > 1:
+            assert {TO_LAST, FROM_LAST} <= set(kernels)
+
+
+@pytest.mark.parametrize("hidden", [96, 48])
+def test_rounded_products_read_and_write_blocks(hidden: int) -> None:
+    graph, given = _mixed((1, 32, 9, 7), hidden), _values(1, 32, 9, 7)
+    (want,), _ = _run(graph, [given])
+    (got,), _ = _run(graph, [given], INFERENCE_PRECISION="bfloat16")
+    np.testing.assert_allclose(got, want, rtol=0, atol=0.03 * np.abs(want).max())
+
+
+def test_products_read_and_write_blocks_of_any_number_of_pixels() -> None:
+    graph = _mixed((1, 32, "h", "w"), 96)
+    model = sg.compile_model(graph, "CPU")
+    for h, w in ((9, 7), (1, 1), (20, 3), (9, 7)):
+        given = _values(1, 32, h, w)
+        _check_image(model([given])[0], graph, given)
+
+
+def test_other_readers_of_blocks_get_rows() -> None:
+    """A Softmax reads the rows that products take in blocks, and the graph returns them."""
+    x = sg.input("x", (1, 32, 6, 5))
+    rows = ops.Transpose(_conv(x, 32, "a"), perm=[0, 2, 3, 1])
+    product = ops.MatMul(rows, sg.parameter("w", _values(32, 64) / np.float32(32)))
+    image = _conv(ops.Transpose(product, perm=[0, 3, 1, 2]), 64, "b")
+    graph = sg.Graph([x], [image, ops.Softmax(rows), ops.Softmax(product), product])
+    given = _values(1, 32, 6, 5)
+    results, _ = _run(graph, [given])
+    for got, want in zip(results, session_of(graph).run(None, {"x": given}), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
