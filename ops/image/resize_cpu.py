@@ -25,7 +25,8 @@ from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.movement.cpu import element_bytes, known, read_in_blocks
+from subgraph.ops.movement.cpu import element_bytes, known
+from subgraph.ops.movement.layout_conversion import read_in_blocks
 from subgraph.ops.movement.tables_cpu import emit_take, emit_take_last_axes, table_size
 from subgraph.ops.movement.types import Repeats
 from subgraph.ops.shared.delegation import viewed

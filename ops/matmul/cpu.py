@@ -17,14 +17,14 @@ from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.planner.operands import Argument, Layout, Operand
 from subgraph.engine.planner.views import in_blocks
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.graph import Node, Value
+from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import is_symbolic, larger, recorded, smaller
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.movement.cpu import adds, moves_channels_first, read_in_blocks
+from subgraph.ops.movement.layout_conversion import multiplies, reads_view
 from subgraph.ops.movement.packing import matrix_panels
 from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.tile_planning import (
@@ -253,7 +253,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     registers = of.operands and count == 1 and _is_read_as_registers(low, product.out)
     if registers:
         product.out.store_as("registers")
-    elif count == 1 and _is_read_in_blocks(low, product.out, of.lanes):
+    elif count == 1 and reads_view(low, product.out, of.lanes):
         product.out.layout, product.out.view = "strided", in_blocks(product.out.shape, of.lanes)
     residual_row, residual_vector = _steps_of(residual, n, of)
     c_row, c_vector = _steps_of(product.out, n, of)
@@ -307,31 +307,6 @@ def _steps_of(result: Argument, columns: int, of: Tiles) -> tuple[int, int]:
     if stored.block != of.lanes:
         raise Unsupported("a result or residual in blocks of other widths")
     return vector, stored.block_step * of.item
-
-
-def _is_read_in_blocks(low: Lowering, out: Operand, lanes: int) -> bool:
-    """Return whether all readers of a product's result take it in blocks of channels.
-
-    These are a Transpose before a convolution, and products to which it is added. The answer is an
-    estimate: the plan converts the value for other readers.
-    """
-    node, shape = low.node, out.shape
-    if out is not low.outputs[0] or out.rank < 3 or shape[0] != 1 or shape[-1] % lanes:
-        return False
-    if lanes != low.float_block or node.graph is None or node.graph.is_output(node.outputs[0]):
-        return False
-    return bool(node.outputs[0].uses) and all(
-        _takes_blocks(user, node.outputs[0]) for user in node.outputs[0].consumers
-    )
-
-
-def _takes_blocks(user: Node, value: Value) -> bool:
-    if user.op_type == "Reshape":
-        made = user.outputs[0]
-        return bool(made.uses) and all(_takes_blocks(each, made) for each in made.consumers)
-    if user.op_type == "Transpose":
-        return moves_channels_first(user) and read_in_blocks(user)
-    return adds(user, value)
 
 
 def _rounds_operands(product: Product) -> bool:
@@ -403,16 +378,7 @@ def _is_read_as_registers(low: Lowering, out: Operand) -> bool:
     if len(node.outputs) != 1 or node.graph is None or node.graph.is_output(node.outputs[0]):
         return False
     readers = node.outputs[0].consumers
-    return bool(node.outputs[0].uses) and all(_reads(user, node.outputs[0]) for user in readers)
-
-
-def _reads(user: Node, value: Value) -> bool:
-    """Return whether a node is a product of a value, its left operand, with a weight."""
-    if user.op_type not in ("MatMul", "Gemm", "FusedMatMul"):
-        return False
-    left, right, *others = user.inputs
-    weighted = right is not None and right.parameter is not None and not user.attrs.get("transA", 0)
-    return weighted and left is value and all(other is not value for other in others)
+    return bool(node.outputs[0].uses) and all(multiplies(user, node.outputs[0]) for user in readers)
 
 
 def _blocks(

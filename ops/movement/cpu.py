@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from subgraph.engine.planner.layout_arguments import ReorderArguments
-from subgraph.engine.planner.layouts import CONVOLUTIONS
 from subgraph.engine.planner.lowering import (
-    LOWERINGS,
     Lowering,
     Unsupported,
     ValueNeeded,
@@ -23,10 +21,10 @@ from subgraph.engine.planner.lowering import (
 from subgraph.engine.planner.operands import Operand
 from subgraph.engine.planner.views import MAX_RUNS, View, expanded, in_blocks, reshaped, runs
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.graph import Node, Value
+from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import is_symbolic, larger, smaller
 from subgraph.graph.types import Array, numpy_dtype
-from subgraph.operators.operator import operator_key, operator_of
+from subgraph.operators.operator import operator_of
 from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.checks.cpu import emit_range_check
@@ -48,11 +46,11 @@ from .copies_cpu import (
     emit_fill,
     is_contiguous,
 )
+from .layout_conversion import first_order, last_order, read_in_blocks, reads_view
 from .types import whole_numbers
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
-_RESIDUAL = 3  # input of FusedMatMul that is added to its result
-_MOST_READERS = 16  # nodes behind a Transpose or Expand that are searched (estimate)
+_MOST_READERS = 16  # nodes behind an Expand that are searched (estimate)
 
 
 def known(low: Lowering, index: int) -> Array:
@@ -280,58 +278,6 @@ def range_(node: Node, low: Lowering) -> None:
         low.set_constant(y, (start[()] + np.arange(y.size, dtype=dtype) * delta[()]).astype(dtype))
 
 
-def read_in_blocks(node: Node) -> bool:
-    """Return whether a convolution or a Transpose from blocks reads the output of a node.
-
-    Between them may stand operators that compute on blocks of channels.
-    """
-    behind = [node]
-    for each in behind:  # which grows
-        for user in [user for value in each.outputs for user in value.consumers]:
-            if user.op_type in CONVOLUTIONS or _moves_channels_last(user):
-                return True
-            if len(behind) < _MOST_READERS and user not in behind and _computes_on_blocks(user):
-                behind.append(user)
-    return False
-
-
-def _moves_channels_last(node: Node) -> bool:
-    return node.op_type == "Transpose" and node.attrs.get("perm", (0,))[-1] == 1
-
-
-def _computes_on_blocks(node: Node) -> bool:
-    rule = LOWERINGS.find(operator_key(node.op_type, node.domain))
-    return rule is not None and "blocked" in rule.layouts and node.op_type != "Transpose"
-
-
-def moves_channels_first(node: Node) -> bool:
-    """Return whether a Transpose moves the last axis to the place of an image's channels."""
-    order = node.attrs.get("perm", ())
-    return len(order) > 2 and tuple(order) == (0, len(order) - 1, *range(1, len(order) - 1))
-
-
-def adds(user: Node, value: Value) -> bool:
-    """Return whether a fused product reads a value only to add it to its result."""
-    places = [k for k, each in enumerate(user.inputs) if each is value]
-    return user.op_type == "FusedMatMul" and places == [_RESIDUAL]
-
-
-def _is_read_by_products(node: Node) -> bool:
-    """Return whether only matrix products with weights read the output of a node, in its shape."""
-    value = node.outputs[0]
-    if not value.uses or node.graph is None or node.graph.is_output(value):
-        return False
-    return all(adds(user, value) or _multiplies(user, value) for user in value.consumers)
-
-
-def _multiplies(user: Node, value: Value) -> bool:
-    if user.op_type not in ("MatMul", "FusedMatMul") or user.attrs.get("transA", 0):
-        return False
-    left, right, *others = user.inputs
-    weighted = right is not None and right.parameter is not None
-    return weighted and left is value and all(other is not value for other in others)
-
-
 @lowering("Transpose", layouts=("plain", "blocked", "strided"), makes_blocks=read_in_blocks)
 def transpose(node: Node, low: Lowering) -> None:
     """Lower Transpose.
@@ -340,7 +286,7 @@ def transpose(node: Node, low: Lowering) -> None:
     """
     x, y = low.input(0), low.output()
     order = tuple(axis % x.rank for axis in node.attrs.get("perm") or range(x.rank)[::-1])
-    last, first = (0, *range(2, x.rank), 1), (0, x.rank - 1, *range(1, x.rank - 1))
+    last, first = last_order(x.rank), first_order(x.rank)
     if x.layout == "strided":
         lanes = low.float_block
         if order != first or x.shape[-1] % lanes:
@@ -352,8 +298,7 @@ def transpose(node: Node, low: Lowering) -> None:
     elif x.layout == "blocked":
         if order != last:
             raise Unsupported("Transpose of blocks of channels to another order than channels last")
-        whole = x.shape[0] == 1 and x.shape[1] % x.lanes == 0 and x.dtype == "float32"
-        if whole and x.lanes == low.lanes("float32") and _is_read_by_products(node):
+        if reads_view(low, y, x.lanes):
             low.alias(y, x)
             y.layout, y.view = "strided", in_blocks(y.shape, x.lanes)
             return
