@@ -188,6 +188,9 @@ def emit_product(low: Lowering, product: Product) -> None:
     of = tiles(out.dtype) if few else direct_tiles(out.dtype)
     if any(o is not None and o.layout != "plain" for o in (b.operand, bias)):
         raise Unsupported("a right operand or bias in another layout than the plain one")
+    view = any(o is not None and o.layout == "strided" for o in (a.operand, residual))
+    if view and math.prod(b.shape) != 1:
+        raise Unsupported("a product of several matrices with a view")
     if a.columns != b.rows:
         raise Unsupported(f"a product of depths {a.columns} and {b.rows}")
     if not out.size:

@@ -103,6 +103,8 @@ def matrix(operand: Operand, vector: str = "row") -> Matrix:
 def factors_of(node: Node, left: Operand, right: Operand) -> tuple[Matrix, Matrix]:
     """Return the factors of a product, transposed as ``transA`` and ``transB`` of the node say."""
     a, b = matrix(left), matrix(right, "column")
+    if a.block and node.attrs.get("transA", 0):
+        raise Unsupported("a product of a transposed view")
     a = a.transposed if node.attrs.get("transA", 0) else a
     return a, b.transposed if node.attrs.get("transB", 0) else b
 

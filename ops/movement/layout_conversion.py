@@ -115,7 +115,7 @@ def convert_output(
     """
     if written is not operand:
         low.steps.append(conversion_step(written, operand))
-    elif operand.layout != "plain" and not keeps_zero:
+    elif operand.layout in ("blocked", "bfloat16") and not keeps_zero:
         clear_padding(low, operand)
 
 

@@ -166,9 +166,14 @@ def _upsampling() -> Graph:
     w, x = _Weights(), sg.input("image", (1, 64, 16, 16))
     grown = ops.ConvTranspose(x, w(64, 32, 2, 2), strides=[2, 2])
     scales = np.array([1, 1, 2, 2], np.float32)
-    near = ops.Resize(x, None, scales, coordinate_transformation_mode="asymmetric")
-    smooth = ops.Resize(x, None, scales, mode="linear")
-    h = ops.Relu(_padded(ops.Concat(grown, near, smooth, axis=1), w(16, 160, 3, 3)))
+    # Plain images, and images in blocks of which one begins in the middle of a block.
+    joined = ops.Concat(*(_padded(x, w(24, 64, 1, 1)) for _ in range(2)), axis=1)
+    near = (
+        ops.Resize(v, None, scales, coordinate_transformation_mode="asymmetric")
+        for v in (x, joined)
+    )
+    smooth = (ops.Resize(v, None, scales, mode="linear") for v in (x, joined))
+    h = ops.Relu(_padded(ops.Concat(grown, *near, *smooth, axis=1), w(16, 256, 3, 3)))
     return Graph([x], [h, ops.DepthToSpace(x, blocksize=2), ops.Pad(x, [0, 0, 1, 1, 0, 0, 1, 1])])
 
 

@@ -274,3 +274,29 @@ def test_other_readers_of_blocks_get_rows() -> None:
     results, _ = _run(graph, [given])
     for got, want in zip(results, session_of(graph).run(None, {"x": given}), strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("reads", ["rows", "residual"])
+def test_products_of_several_matrices_get_rows(reads: str) -> None:
+    """Each row of an image is multiplied by a matrix of its own."""
+    x = sg.input("x", (1, 32, 6, 5))
+    rows = ops.Transpose(_conv(x, 32, "a"), perm=[0, 2, 3, 1])
+    matrices = sg.parameter("w", _values(1, 6, 32, 32) / np.float32(32))
+    if reads == "rows":
+        product = ops.MatMul(rows, matrices)
+    else:
+        product = ops.Add(ops.MatMul(sg.parameter("v", _values(1, 6, 5, 32)), matrices), rows)
+    image = _conv(ops.Transpose(product, perm=[0, 3, 1, 2]), 32, "b")
+    graph, given = sg.Graph([x], [image]), _values(1, 32, 6, 5)
+    _check_image(_run(graph, [given])[0][0], graph, given)
+
+
+def test_a_computed_product_is_added_to_rows_in_blocks() -> None:
+    x, y = sg.input("x", (1, 32, 6, 5)), sg.input("y", (1, 6, 5, 32))
+    rows = ops.Transpose(_conv(x, 32, "a"), perm=[0, 2, 3, 1])
+    squares = ops.MatMul(y, ops.Transpose(y, perm=[0, 1, 3, 2]))
+    graph = sg.Graph([x, y], [ops.Add(ops.MatMul(squares, y), rows)])
+    arrays = [_values(1, 32, 6, 5), _values(1, 6, 5, 32)]
+    (want,) = session_of(graph).run(None, dict(zip("xy", arrays, strict=True)))
+    (got,), _ = _run(graph, arrays)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
