@@ -167,7 +167,7 @@ def reads_view(low: Lowering, rows: Operand, lanes: int) -> bool:
 
 def _take_view(node: Node, value: Value) -> bool:
     """Return whether all readers of an output of a node take the view."""
-    if not value.uses or node.graph is None or node.graph.is_output(value):
+    if node.graph is None or node.graph.is_output(value) or not value.uses:
         return False
     return all(_takes_view(user, value) for user in value.consumers)
 
