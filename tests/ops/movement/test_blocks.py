@@ -275,3 +275,31 @@ def test_concats_that_begin_alike_share_what_they_begin_with() -> None:
     results = sg.compile_model(graph, "CPU")(arrays)
     for position, chosen in enumerate((slice(4), slice(2), slice(3), slice(1, 4))):
         np.testing.assert_array_equal(results[position], np.concatenate(arrays[chosen], 1))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_images_of_any_number_and_size(precision: str) -> None:
+    rng = np.random.default_rng(3)
+
+    def convolve(value: sg.Value, inputs: int, outputs: int) -> sg.Value:
+        weight = rng.standard_normal((outputs, inputs, 3, 3)) / (9 * inputs) ** 0.5
+        return ops.Conv(value, weight.astype(np.float32), pads=[1] * 4)
+
+    x = sg.input("x", ("n", 24, "h", "w"))
+    joined = ops.Concat(convolve(x, 24, 24), convolve(x, 24, 40), axis=1)
+    first, second = ops.Split(joined, np.array([20, 44]), axis=1, outputs=2)
+    again = ops.Concat(convolve(second, 44, 44), convolve(first, 20, 20), joined, axis=1)
+    padded = ops.Pad(convolve(again, 128, 40), np.array([0, 0, 1, 2, 0, 0, 0, 1]))
+    resized = ops.Resize(padded, None, np.array([1, 1, 2, 2], np.float32))
+    part = ops.Slice(
+        convolve(resized, 40, 40), np.array([1, 8]), np.array([1000, 33]), np.array([2, 1])
+    )
+    graph = sg.Graph([x], [convolve(part, 25, 16)])
+    model = sg.compile_model(graph, "CPU", {"INFERENCE_PRECISION": precision})
+    session, loss = session_of(graph), 1e-5 if precision == "float32" else 0.03
+    for images, height, width in ((1, 9, 7), (2, 5, 5), (3, 1, 1), (1, 64, 33), (1, 9, 7)):
+        given = _values((images, 24, height, width), "float32")
+        (want,) = session.run(None, {"x": given})
+        got = model([given])[0]
+        np.testing.assert_allclose(got, want, rtol=0, atol=loss * np.abs(want).max())
+    assert not model.fallbacks
