@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import attrs
@@ -26,6 +27,7 @@ from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.movement.geometry import Geometry, bands, conv_geometry, merged
+from subgraph.ops.movement.layout_conversion import is_read_by
 from subgraph.ops.shared.tile_planning import (
     Tiles,
     direct_tiles,
@@ -343,12 +345,9 @@ def is_read_as_bfloat16(node: Node, options: Mapping[str, Any], depth: int = 0) 
         options: The options of the plan, as `Lowering.options`.
         depth: Number of nodes between the convolution and this node.
     """
-    if depth > _MAX_DEPTH or len(node.outputs) != 1 or node.graph is None:
+    if depth > _MAX_DEPTH or len(node.outputs) != 1:
         return False
-    value = node.outputs[0]
-    if not value.uses or node.graph.is_output(value):
-        return False
-    return all(_takes_bfloat16(user, value, options, depth) for user in value.consumers)
+    return is_read_by(node, partial(_takes_bfloat16, options=options, depth=depth))
 
 
 def stores_bfloat16(low: Lowering, y: Operand, outputs: int) -> bool:

@@ -24,7 +24,7 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.movement.layout_conversion import multiplies, reads_view
+from subgraph.ops.movement.layout_conversion import is_read_by, multiplies, reads_view
 from subgraph.ops.movement.packing import matrix_panels
 from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.tile_planning import (
@@ -378,10 +378,7 @@ def _is_read_as_registers(low: Lowering, out: Operand) -> bool:
     node = low.node
     if out is not low.outputs[0] or out.dtype != "float32" or out.shape[-1] % MATRIX_DEPTH:
         return False
-    if len(node.outputs) != 1 or node.graph is None or node.graph.is_output(node.outputs[0]):
-        return False
-    readers = node.outputs[0].consumers
-    return bool(node.outputs[0].uses) and all(multiplies(user, node.outputs[0]) for user in readers)
+    return len(node.outputs) == 1 and is_read_by(node, multiplies)
 
 
 def _blocks(

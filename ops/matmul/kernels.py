@@ -356,29 +356,31 @@ def round_rows() -> Callable[..., None]:
     load, store = v.load, v.store
 
     @register_jitable
-    def round_scattered(a: RoundRowsArguments, source: int, rows: int, target: int) -> None:
-        """Round rows whose elements are ``column_step`` bytes apart, step by step."""
-        copy = copied()
-        for first in range(0, a.depth, MATRIX_DEPTH):
-            count = min(MATRIX_DEPTH, a.depth - first)
-            for row in range(rows):
-                at = source + row * a.row_step + first * a.column_step
-                for k in range(count):
-                    to = copy + (row * MATRIX_DEPTH + k) * 4
-                    store1(to, load1(at + k * a.column_step))
-            to = target + first // MATRIX_DEPTH * REGISTER_BYTES
-            round_adjacent(copy, MATRIX_DEPTH * 4, rows, count, 1.0, to)
+    def copy_elements(a: RoundRowsArguments, at: int, rows: int, count: int, copy: int) -> None:
+        """Copy a step of rows whose elements are ``column_step`` bytes apart."""
+        for row in range(rows):
+            for k in range(count):
+                to = copy + (row * MATRIX_DEPTH + k) * 4
+                store1(to, load1(at + row * a.row_step + k * a.column_step))
 
     @register_jitable
-    def round_blocks(a: RoundRowsArguments, source: int, rows: int, target: int) -> None:
-        """Round rows whose columns are in blocks, step by step."""
+    def copy_blocks(a: RoundRowsArguments, at: int, rows: int, columns: int, copy: int) -> None:
+        """Copy 16 columns of rows that are adjacent."""
+        for row in range(rows):
+            store(copy + (row * MATRIX_DEPTH + columns) * 4, load(at + row * a.row_step))
+
+    @register_jitable
+    def round_copied(a: RoundRowsArguments, source: int, rows: int, target: int) -> None:
+        """Round rows whose elements are not all adjacent, step by step."""
         copy = copied()
         for first in range(0, a.depth, MATRIX_DEPTH):
             count = min(MATRIX_DEPTH, a.depth - first)
-            for k in range(0, count, LANES):
-                at = source + (first + k) // a.block * a.block_step + (first + k) % a.block * 4
-                for row in range(rows):
-                    store(copy + (row * MATRIX_DEPTH + k) * 4, load(at + row * a.row_step))
+            if a.block == 0:
+                copy_elements(a, source + first * a.column_step, rows, count, copy)
+            else:
+                for k in range(0, count, LANES):
+                    block, column = (first + k) // a.block, (first + k) % a.block
+                    copy_blocks(a, source + block * a.block_step + column * 4, rows, k, copy)
             to = target + first // MATRIX_DEPTH * REGISTER_BYTES
             round_adjacent(copy, MATRIX_DEPTH * 4, rows, count, 1.0, to)
 
@@ -390,12 +392,10 @@ def round_rows() -> Callable[..., None]:
             first = unit % registers * ROWS
             source = a.source + unit // registers * a.source_matrix + first * a.row_step
             rows, target = min(ROWS, a.rows - first), a.target + unit * steps * REGISTER_BYTES
-            if a.block != 0:
-                round_blocks(a, source, rows, target)
-            elif a.column_step == 4:
+            if a.block == 0 and a.column_step == 4:
                 round_adjacent(source, a.row_step, rows, a.depth, 1.0, target)
             else:
-                round_scattered(a, source, rows, target)
+                round_copied(a, source, rows, target)
 
     return kernel
 

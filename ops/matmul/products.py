@@ -10,7 +10,7 @@ import attrs
 
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.operands import Argument, Operand
-from subgraph.engine.planner.views import in_blocks, runs
+from subgraph.engine.planner.views import is_in_blocks
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.ops.shared.strides import Ints, broadcast_sizes, broadcast_strides, collapse
@@ -92,7 +92,7 @@ def matrix(operand: Operand, vector: str = "row") -> Matrix:
         raise Unsupported("MatMul of a scalar")
     if operand.layout == "strided":
         rows, lanes = math.prod(shape[:-1]), operand.view[-1][-1][0]
-        if runs(operand.view) != runs(in_blocks(shape, lanes)):
+        if not is_in_blocks(operand.view, shape, lanes):
             raise Unsupported("a product of a view that is no image in blocks")
         return Matrix(operand, (), rows, shape[-1], lanes, 1, lanes, rows * lanes)
     if len(shape) == 1:

@@ -19,7 +19,15 @@ from subgraph.engine.planner.lowering import (
     lowering,
 )
 from subgraph.engine.planner.operands import Operand
-from subgraph.engine.planner.views import MAX_RUNS, View, expanded, in_blocks, reshaped, runs
+from subgraph.engine.planner.views import (
+    MAX_RUNS,
+    View,
+    expanded,
+    in_blocks,
+    is_in_blocks,
+    reshaped,
+    runs,
+)
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import is_symbolic, larger, smaller
@@ -99,22 +107,26 @@ def element_bytes(operand: Operand) -> int:
     return operand.itemsize
 
 
-def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
-    """Emit output 0 as input 0 read with other strides: an alias if contiguous, else a copy.
+def emit_view(
+    low: Lowering, strides: Sequence[int], offset: int = 0, output: Operand | None = None
+) -> None:
+    """Emit an output as input 0 read with other strides: an alias if contiguous, else a copy.
 
     Args:
         low: Collects the plan's steps and aliases.
-        strides: Elements of the input between neighbours along each dimension of the output.
+        strides: Elements of the input between neighbours along each dimension of the output in
+            memory.
         offset: Element of the input that is the first of the output.
+        output: The output; None: output 0.
     """
-    x, y = low.input(0), low.output()
-    item = element_bytes(x)
+    x, y = low.input(0), output or low.output()
+    item, shape = element_bytes(x), y.memory_shape
     if y.size == 0:
         return
-    if is_contiguous(y.shape, strides):
+    if is_contiguous(shape, strides):
         low.alias(y, x, offset * item)
         return
-    emit_copy(low, x, y, y.shape, strides, contiguous(y.shape), item=item, from_offset=offset)
+    emit_copy(low, x, y, shape, strides, contiguous(shape), item=item, from_offset=offset)
 
 
 @lowering("BitCast", "Flatten")
@@ -289,10 +301,8 @@ def transpose(node: Node, low: Lowering) -> None:
     last, first = last_order(x.rank), first_order(x.rank)
     if x.layout == "strided":
         lanes = low.float_block
-        if order != first or x.shape[-1] % lanes:
-            raise Unsupported("Transpose of a view to another order than channels first")
-        if runs(x.view) != runs(in_blocks(x.shape, lanes)):
-            raise Unsupported("Transpose of a view that is no image in blocks of channels")
+        if order != first or not is_in_blocks(x.view, x.shape, lanes):
+            raise Unsupported("Transpose of a view that is no image in blocks to channels first")
         low.alias(y, x)
         y.layout, y.lanes = "blocked", lanes
     elif x.layout == "blocked":
@@ -380,7 +390,7 @@ def _emit_part(
     x = low.input(0)
     if y.size == 0:
         return
-    firsts, item, lanes = dict(firsts), element_bytes(x), x.lanes
+    firsts, lanes = dict(firsts), x.lanes
     if lanes > 1:
         first, end = firsts.get(1, 0), firsts.get(1, 0) + y.shape[1]
         if steps.get(1, 1) != 1 or 2 * y.shape[1] < lanes:
@@ -393,14 +403,11 @@ def _emit_part(
             emit_channels(low, x, y, y.shape[1], source_first=first)
             return
         firsts[1] = first // lanes
-    strides, shape = list(contiguous(x.memory_shape)), y.memory_shape
+    strides = list(contiguous(x.memory_shape))
     offset = sum(first * strides[axis] for axis, first in firsts.items())
     for axis, step in steps.items():
         strides[axis] *= step
-    if is_contiguous(shape, strides):
-        low.alias(y, x, offset * item)
-    else:
-        emit_copy(low, x, y, shape, strides, contiguous(shape), item=item, from_offset=offset)
+    emit_view(low, strides, offset, y)
 
 
 def repeat(low: Lowering, x: Operand, y: Operand) -> None:

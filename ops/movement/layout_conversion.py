@@ -162,19 +162,25 @@ def reads_view(low: Lowering, rows: Operand, lanes: int) -> bool:
         return False
     if not lanes == low.float_block == low.lanes("float32") or rows.dtype != "float32":
         return False
-    return _take_view(node, node.outputs[0])
+    return is_read_by(node, _takes_view)
 
 
-def _take_view(node: Node, value: Value) -> bool:
-    """Return whether all readers of an output of a node take the view."""
+def is_read_by(node: Node, takes: Callable[[Node, Value], bool]) -> bool:
+    """Return whether the first output of a node has readers, nodes alone, that all take it.
+
+    Args:
+        node: The node.
+        takes: ``takes(user, value)`` says whether a node takes the value that it reads.
+    """
+    value = node.outputs[0]
     if node.graph is None or node.graph.is_output(value) or not value.uses:
         return False
-    return all(_takes_view(user, value) for user in value.consumers)
+    return all(takes(user, value) for user in value.consumers)
 
 
 def _takes_view(user: Node, value: Value) -> bool:
     if user.op_type == "Reshape":
-        return _take_view(user, user.outputs[0])
+        return is_read_by(user, _takes_view)
     if user.op_type == "Transpose":
         return _moves_channels(user, first_order) and read_in_blocks(user)
     adds = user.op_type == "FusedMatMul" and _places(user, value) == [_RESIDUAL]
@@ -195,7 +201,7 @@ def _places(user: Node, value: Value) -> list[int]:
 
 
 def _moves_channels(node: Node, order: Callable[[int], tuple[int, ...]]) -> bool:
-    """Return whether a node is a Transpose by an order of so many axes."""
+    """Return whether a node is a Transpose whose ``perm`` is ``order(number of axes)``."""
     perm = node.attrs.get("perm", ())
     return node.op_type == "Transpose" and len(perm) > 2 and tuple(perm) == order(len(perm))
 

@@ -143,9 +143,9 @@ class LayoutAssigner:
                 yield self._in_blocks(node, inputs, types[0], True), True
             yield self._in_blocks(node, inputs, types[0], False), True
         own = [layout for layout in ("registers", "strided") if layout in layouts & rule.layouts]
-        for some in (own, own[:1], own[1:]):
-            if some:
-                yield [self._plain(operand, *some) for operand in inputs], False
+        ways = [own, own[:1], own[1:]] if len(own) > 1 else [own]
+        for some in filter(None, ways):
+            yield [self._plain(operand, *some) for operand in inputs], False
         if not blocks and self._enabled and rule.makes_blocks and rule.makes_blocks(node):
             yield [self._plain(operand) for operand in inputs], True
         yield [self._plain(operand) for operand in inputs], False

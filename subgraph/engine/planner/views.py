@@ -48,6 +48,11 @@ def in_blocks(shape: Sequence[int], lanes: int) -> View:
     return ((), *memory[1:], (*memory[0], *last))
 
 
+def is_in_blocks(view: View, shape: Sequence[int], lanes: int) -> bool:
+    """Return whether a view of a shape is that of `in_blocks`."""
+    return shape[-1] % lanes == 0 and runs(view) == runs(in_blocks(shape, lanes))
+
+
 def expanded(view: View, shape: Sequence[int]) -> View:
     """Return a view broadcast to a shape; dimensions of size 1 are repeated, and new ones."""
     repeated = [() if size == 1 else ((size, 0),) for size in shape]

@@ -21,7 +21,7 @@ from tests.support.peer import session_of
 pytestmark = pytest.mark.skipif(
     host.lanes("float32") == 1, reason="without vectors nothing is blocked"
 )
-# Channels of the parts: whole blocks of every width, halves, and any number.
+# Channels of the parts: whole blocks of every width, parts of a block, any number.
 PARTS = [(32, 16, 16), (24, 8, 16), (8, 8), (17, 33, 9), (40, 20), (16, 12), (70, 58)]
 SIZES = [(6, 5), (37,), (3, 4, 5), (70, 50)]
 
@@ -96,9 +96,11 @@ def test_channels_at_any_lane(
 
     def make(value: sg.Value) -> list[sg.Value]:
         pieces = list(ops.Split(value, np.array(parts), axis=1, outputs=len(parts)))
-        turned = [_same(p, c, 2 + len(spatial), dtype) for p, c in zip(pieces, parts, strict=True)]
+        convolved = [
+            _same(p, c, 2 + len(spatial), dtype) for p, c in zip(pieces, parts, strict=True)
+        ]
         middle = ops.Slice(value, ends[:1], np.array([channels]), np.array([1]))
-        return [ops.Concat(*reversed(turned), axis=1), middle]
+        return [ops.Concat(*reversed(convolved), axis=1), middle]
 
     x = _values((images, channels, *spatial), dtype)
     expected = [np.concatenate(np.split(x, ends, 1)[::-1], 1), x[:, parts[0] :]]
@@ -122,8 +124,8 @@ def test_bytes_at_any_lane(parts: tuple[int, ...]) -> None:
 def test_channels_for_readers_of_plain_images_are_converted_first() -> None:
     """A channel shuffle reads the Concat: its inputs are moved once, not its result once more."""
     x = sg.input("x", (1, 58, 14, 14))
-    halves = [_same(x, 58, 4, "float32"), ops.Relu(x)]
-    split = ops.Reshape(ops.Concat(*halves, axis=1), np.array([1, 2, 58, 14, 14]))
+    branches = [_same(x, 58, 4, "float32"), ops.Relu(x)]
+    split = ops.Reshape(ops.Concat(*branches, axis=1), np.array([1, 2, 58, 14, 14]))
     shuffled = ops.Transpose(split, perm=[0, 2, 1, 3, 4])
     graph = sg.Graph([x], [ops.Reshape(shuffled, np.array([1, 116, 14, 14]))])
     model = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True})
