@@ -159,7 +159,7 @@ def _panel_softmax() -> Any:
     v = vec("float32", LANES)
     load, store, splat, select, zero = v.load, v.store, v.splat, v.select, v.zero
     largest, row_max, row_sum = v.max, v.row_max, v.row_sum
-    exp, find_maxima = function("exp_flushed", "float32", LANES), _maxima_finder()
+    exp, find_maxima = function("exp_bfloat16", "float32", LANES), _maxima_finder()
 
     @register_jitable
     def weigh(a: MatrixAttentionArguments, p: Panel, base: int) -> None:

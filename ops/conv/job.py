@@ -90,5 +90,5 @@ def read_job(node: Node, low: Lowering) -> Job:
     of, high = direct_tiles(x.dtype, lanes), tiles(x.dtype, lanes)
     whole = conv_geometry(node, x, w, y)
     g, taps = whole.trimmed()
-    act = activation(node, of)
+    act = activation(node, of, low)
     return Job(low, whole, g, taps, of, high, x, w, low.optional(2), low.optional(3), y, act)

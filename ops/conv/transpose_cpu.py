@@ -187,7 +187,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     # with dilation one loop is for its taps, and none is left for planes.
     if sizes.kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
-    act = activation(node, of)
+    act = activation(node, of, low)
     if _multiplies_matrices(low, of, sizes, w):
         _emit_phases(low, product_tiles(of, low, w), sizes, per_axis, x, w, bias, act)
         return

@@ -24,6 +24,7 @@ from subgraph.graph.symbolic import larger, smaller
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.activations import ACTIVATIONS
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
+from subgraph.ops.shared.tile_planning import matrix_tiles
 
 from .byte_arguments import ByteTableArguments, ClearPaddingArguments
 from .expressions import EXPANSIONS, Expression, Term, canonical_order, expand, expand_graph
@@ -88,7 +89,8 @@ def emit_expression(
         finish(low, sources, [target], keeps_zero)
         return
     walk = _walk(low, expression, sources, outputs)
-    program, order = canonical_order(expression.instructions, walk.modes[: len(sources)])
+    instructions = [_for_precision(low, text) for text in expression.instructions]
+    program, order = canonical_order(instructions, walk.modes[: len(sources)])
     name = {f"i{old}": f"i{new}" for new, old in enumerate(order)}
     kernel = Kernel(
         "subgraph.ops.elementwise.kernels",
@@ -114,6 +116,14 @@ def emit_expression(
         bytes=moved + sum(o.nbytes for o in outputs),
     )
     finish(low, sources, outputs, keeps_zero)
+
+
+def _for_precision(low: Lowering, instruction: str) -> str:
+    """Return an instruction of an expression as it is computed in the precision of the device."""
+    name, _, rest = instruction.partition(".")
+    if name in ("sigmoid", "silu") and matrix_tiles(low, rest.partition(" ")[0]) is not None:
+        return f"{name}_bfloat16.{rest}"
+    return instruction
 
 
 class _Walk(NamedTuple):

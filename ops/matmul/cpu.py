@@ -86,7 +86,7 @@ def matmul(node: Node, low: Lowering) -> None:
         return
     (a, b), out = factors_of(node, low.input(0), low.input(1)), low.output()
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
-    act = activation(node, tiles(out.dtype))
+    act = activation(node, tiles(out.dtype), low)
     bias, residual = low.optional(2), low.optional(3)
     emit_product(low, Product(a, b, out, act, alpha, beta, bias, residual))
 

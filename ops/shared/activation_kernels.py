@@ -18,9 +18,10 @@ from subgraph.engine.codegen.vmath import function
 
 # Activations without parameters that `vmath` computes.
 _FUNCTIONS = frozenset({"Sigmoid", "Tanh", "Gelu", "Silu", "Softplus"})
+_ROUGH = frozenset({"Sigmoid", "Silu"})  # those that have a form for products of bfloat16
 
 
-def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
+def activation(*, dtype: str, lanes: int, act: str, rounded: str = "") -> Callable[..., None]:
     """Return the kernel that applies an activation in place to a tile.
 
     It is called with ``(address of a TileBlock, rows, vectors of a row, 0)``.
@@ -30,12 +31,13 @@ def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
         lanes: Elements of one vector.
         act: A name of `activations.ACTIVATIONS`, whose parameters p and q are ``low`` and ``high``
             of the block; or ``"Linear"`` (``p * x + q``).
+        rounded: As of `vector_activation`.
     """
     block = view_of(TileBlock)
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
-    apply = vector_activation(act, v)
-    two, four = _several(act, dtype, lanes, 2), _several(act, dtype, lanes, 4)
+    apply = vector_activation(act, v, rounded)
+    two, four = (_several(act, dtype, lanes, count, rounded) for count in (2, 4))
 
     @register_jitable
     def column(at: int, step: int, rows: int, p: float, q: float) -> None:
@@ -68,13 +70,13 @@ def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
     return kernel
 
 
-def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
+def _several(act: str, dtype: str, lanes: int, count: int, rounded: str) -> Any:
     """Return ``f(address, step, p, q)`` over ``count`` (2 or 4) vectors, ``step`` bytes apart.
 
     Several vectors at once hide the latency of the activation's chain of operations.
     """
     one, half = vec(dtype, lanes), vec(dtype, lanes * count // 2)
-    apply = vector_activation(act, vec(dtype, lanes * count))
+    apply = vector_activation(act, vec(dtype, lanes * count), rounded)
     join = shuffle(dtype, half.lanes, range(2 * half.lanes))
     halves = [
         shuffle(dtype, 2 * half.lanes, range(first, first + half.lanes))
@@ -108,30 +110,34 @@ def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
     return run_four
 
 
-def vector_activation(act: str, v: Any) -> Any:
+def vector_activation(act: str, v: Any, rounded: str = "") -> Any:
     """Return ``f(vector, p, q)``, an activation with its parameters p and q.
 
     Args:
         act: As of `activation`.
         v: Operations on vectors.
+        rounded: ``"bfloat16"`` behind products of operands that were rounded to it: the sigmoid is
+            computed to 12 bits (`vmath.emit`).
     """
     if act in _FUNCTIONS:
-        simple = function(act.lower(), v.dtype, v.lanes)
+        ending = f"_{rounded}" if rounded and act in _ROUGH else ""
+        simple = function(act.lower() + ending, v.dtype, v.lanes)
 
         @register_jitable
         def one(x: Any, p: float, q: float) -> Any:
             return simple(x)
 
         return one
-    return {**_transcendental(v), **_linear_parts(v)}[act]
+    return {**_transcendental(v, rounded), **_linear_parts(v)}[act]
 
 
-def _transcendental(v: Any) -> dict[str, Any]:
+def _transcendental(v: Any, rounded: str) -> dict[str, Any]:
     """Return the activations that compute an exponential and have a formula of their own."""
     dtype, lanes = v.dtype, v.lanes
     splat, fma, select = v.splat, v.fma, v.select
-    tanh, sigmoid = function("tanh", dtype, lanes), function("sigmoid", dtype, lanes)
-    softplus, expm1 = function("softplus", dtype, lanes), function("expm1", dtype, lanes)
+    sigmoid = function(f"sigmoid_{rounded}" if rounded else "sigmoid", dtype, lanes)
+    exp, expm1 = function("exp", dtype, lanes), function("expm1", dtype, lanes)
+    most = 20.0 if dtype == "float32" else 40.0
 
     @register_jitable
     def gelu_tanh(x: Any, p: float, q: float) -> Any:
@@ -142,7 +148,10 @@ def _transcendental(v: Any) -> dict[str, Any]:
 
     @register_jitable
     def mish(x: Any, p: float, q: float) -> Any:
-        return x * tanh(softplus(x))
+        # As `subgraph.ops.elementwise.expressions` computes it.
+        power = exp(select(x > splat(most), splat(most), x))
+        n = power * (power + splat(2.0))
+        return x * (n / (n + splat(2.0)))
 
     @register_jitable
     def elu(x: Any, p: float, q: float) -> Any:

@@ -303,24 +303,31 @@ class Activation:
 NO_ACTIVATION = Activation(0, 0, 0.0, 0.0)
 
 
-def activation(node: Node, of: Tiles) -> Activation:
-    """Return the activation that a fused node's attributes name (none for a plain node)."""
-    name, low, high = stated_activation(node)
+def activation(node: Node, of: Tiles, low: Lowering) -> Activation:
+    """Return the activation that a fused node's attributes name (none for a plain node).
+
+    Args:
+        node: The node.
+        of: The tiles that it follows.
+        low: The node's lowering, with the option ``INFERENCE_PRECISION``.
+    """
+    name, lower, upper = stated_activation(node)
     if not name:
         return NO_ACTIVATION
     if name == "Relu":
         return Activation(0, F_LO, 0.0, 0.0)
     if name == "Clip":
-        flags = (F_LO if low > -math.inf else 0) | (F_HI if high < math.inf else 0)
-        return Activation(0, flags, low, high, low <= 0.0 <= high)
+        flags = (F_LO if lower > -math.inf else 0) | (F_HI if upper < math.inf else 0)
+        return Activation(0, flags, lower, upper, lower <= 0.0 <= upper)
     kernel = Kernel(
         "subgraph.ops.shared.activation_kernels",
         "activation",
         dtype=of.dtype,
         lanes=of.lanes,
         act=name,
+        **({} if matrix_tiles(low, of.dtype) is None else {"rounded": "bfloat16"}),
     )
-    return Activation(kernel, 0, low, high, ACTIVATIONS[name].keeps_zero)
+    return Activation(kernel, 0, lower, upper, ACTIVATIONS[name].keeps_zero)
 
 
 def round_up(value: int, step: int) -> int:

@@ -11,11 +11,14 @@ from subgraph.engine.codegen.irtools import (
     I32,
     call_intrinsic,
     emit_fma,
+    shuffle_vectors,
     suffix,
 )
 from subgraph.system import host
 
+_LEAST_BITS, _REGISTER_BITS = 128, 512  # of AVX-512's registers
 _CURRENT_ROUNDING = 4  # the operand of x86's intrinsics for the rounding that is set
+_DOWNWARDS = 9  # the operand of vreduceps: floor, and no exception for inexact results
 
 
 class _Format:
@@ -209,20 +212,53 @@ class Expr:
         biased = self.builder.add(exponent, self.integer(f.bias))
         return self.from_bits(self.builder.shl(biased, self.integer(f.mantissa)))
 
-    def scales_in_one(self) -> bool:
-        """Return whether one instruction multiplies by a power of two: see `scaled`."""
-        size = self.value.type.count * self.format.bits
-        return host.has_vscalef() and size in (128, 256, 512)
-
     def scaled(self, exponent: Expr) -> Expr:
-        """Return ``self * 2**exponent`` of whole numbers, if `scales_in_one`: vscalefps.
+        """Return ``self * 2**floor(exponent)``, where `host.has_vscalef`: vscalefps.
 
         Subnormal results, infinity and NaN are as IEEE 754 defines them for the product.
         """
-        ty, size = self.value.type, self.value.type.count * self.format.bits
-        name = f"avx512.mask.scalef.{'ps' if self.format.single else 'pd'}.{size}"
-        lanes = ir.IntType(max(ty.count, 8))
-        arguments = [self.value, exponent.value, self.value, ir.Constant(lanes, -1)]
-        if size == 512:
-            arguments.append(I32(_CURRENT_ROUNDING))
-        return self.like(call_intrinsic(self.builder, f"llvm.x86.{name}", ty, arguments))
+        return self._by_register("mask.scalef", exponent)
+
+    def fraction(self) -> Expr:
+        """Return ``self - floor(self)``, 0 for infinity, where `host.has_vscalef`: vreduceps."""
+        return self._by_register("mask.reduce", constants=[I32(_DOWNWARDS)])
+
+    def rough_reciprocal(self) -> Expr:
+        """Return 1 / self, relative error 2**-14, where `host.has_vscalef`: vrcp14ps."""
+        return self._by_register("rcp14", rounds=False)
+
+    def _by_register(
+        self, name: str, *operands: Expr, constants: Sequence[Any] = (), rounds: bool = True
+    ) -> Expr:
+        """Return the result of an instruction of AVX-512 that has a mask, without masking.
+
+        A vector of several registers is computed register by register, a shorter one than a
+        register as a part of one.
+
+        Args:
+            name: The name in LLVM's intrinsics, such as ``"mask.scalef"``.
+            *operands: Further vectors of the same type.
+            constants: Operands that follow these.
+            rounds: Whether the instruction has an operand for its rounding.
+        """
+        ty, f, b = self.value.type, self.format, self.builder
+        size = min(max(ty.count * f.bits, _LEAST_BITS), _REGISTER_BITS)
+        lanes = size // f.bits
+        kind = f"llvm.x86.avx512.{name}.{'ps' if f.single else 'pd'}.{size}"
+        part = ir.VectorType(ty.element, lanes)
+        everywhere = [ir.Constant(ir.IntType(max(lanes, 8)), -1)]
+        if rounds and size == _REGISTER_BITS:
+            everywhere.append(I32(_CURRENT_ROUNDING))
+        results = []
+        for first in range(0, ty.count, lanes):
+            picks = [min(lane, ty.count - 1) for lane in range(first, first + lanes)]
+            x, *others = (
+                shuffle_vectors(b, operand.value, None, picks) for operand in (self, *operands)
+            )
+            arguments = [x, *others, *constants, x, *everywhere]
+            results.append(call_intrinsic(b, kind, part, arguments))
+        while len(results) > 1:
+            both = range(2 * results[0].type.count)
+            pairs = zip(results[::2], results[1::2], strict=True)
+            results = [shuffle_vectors(b, low, high, both) for low, high in pairs]
+        return self.like(shuffle_vectors(b, results[0], None, range(ty.count)))

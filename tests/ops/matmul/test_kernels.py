@@ -198,6 +198,14 @@ ACTIVATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "HardSwish": ({}, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
     "LeakyRelu": ({"activation_alpha": 0.1}, lambda x: np.where(x < 0, 0.1 * x, x)),
     "Silu": ({}, lambda x: x / (1 + np.exp(-x))),
+    "Mish": ({}, lambda x: x * np.tanh(np.log1p(np.exp(x)))),
+    "Elu": ({"activation_alpha": 0.7}, lambda x: np.where(x < 0, 0.7 * np.expm1(x), x)),
+    "Swish": ({"activation_alpha": 1.7}, lambda x: x / (1 + np.exp(-1.7 * x))),
+    "Softplus": ({}, lambda x: np.log1p(np.exp(x))),
+    "HardSigmoid": (
+        {"activation_alpha": 0.3, "activation_beta": 0.4},
+        lambda x: np.clip(0.3 * x + 0.4, 0, 1),
+    ),
     "GeluTanh": (
         {},
         lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
