@@ -196,7 +196,7 @@ class DepthwiseArguments(StridedOutputArguments):
 
 
 class WindowRowsArguments(ConvArguments):
-    """Arguments of `windows`; a work unit is a block of output rows of one block of channels.
+    """Arguments of `windows`; a work unit is a block of output rows of blocks of channels.
 
     The tile is a row of windows (``subgraph.engine.codegen.strip``). Images and kernels have depth
     1; there is no dilation along the width, and at most half a window lies outside the image there.
@@ -205,8 +205,10 @@ class WindowRowsArguments(ConvArguments):
     Attributes:
         group_channels: Channels of a group, as many in x as in y; it divides the lanes.
         blocks: Blocks of channels of an image.
+        together: Blocks of a unit: 2 if x or y is of bfloat16, else 1.
         rows: Output rows of a unit.
-        y_rounded: Whether y is of bfloat16, in blocks of twice as many channels.
+        x_rounded: Whether x is of bfloat16, in blocks of twice as many channels.
+        y_rounded: Whether y is.
         scratch: Memory of the first worker for results of float32 that are rounded behind their
             activation; 0: the tile writes to y.
         scratch_bytes: Bytes between the areas of workers.
@@ -214,7 +216,9 @@ class WindowRowsArguments(ConvArguments):
 
     group_channels: int
     blocks: int
+    together: int
     rows: int
+    x_rounded: int
     y_rounded: int
     scratch: Address
     scratch_bytes: int

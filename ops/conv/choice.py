@@ -270,20 +270,34 @@ def winograd_costs(of: Tiles, g: Geometry, direct: Algorithm) -> dict[Algorithm,
 def is_by_winograd(node: Node) -> bool:
     """Return whether a convolution that might multiply bfloat16 will probably be Winograd's.
 
-    The answer is an estimate, from the types of the node's values, in which images of unknown sizes
-    have `_USUAL_EDGE` pixels along an axis.
+    The answer is an estimate, from the types of the node's values.
     """
-    if has_bfloat16_tiles():
-        return False
-    x, w, y = (_shaped(value) for value in (*node.inputs[:2], node.outputs[0]))
-    if x is None or w is None or y is None:
-        return False
-    try:
-        g, _ = conv_geometry(node, x, w, y).trimmed()
-    except Unsupported:
+    g = None if has_bfloat16_tiles() else _geometry(node)
+    if g is None:
         return False
     costs = winograd_costs(direct_tiles("float32"), g, MATRIX)
     return min(costs.values()) < _BETTER_RATIO * costs[MATRIX]
+
+
+def _is_by_windows(node: Node) -> bool:
+    """Return whether a convolution is a depthwise one whose kernel is probably `windows`."""
+    g = _geometry(node)
+    single = g is not None and g.groups > 1 == g.inputs == g.outputs
+    return g is not None and single and has_windows(direct_tiles("float32"), g)
+
+
+def _geometry(node: Node) -> Geometry | None:
+    """Return the sizes of a convolution, as far as its types state them; None: an unknown rank.
+
+    Images of unknown sizes have `_USUAL_EDGE` pixels along an axis.
+    """
+    x, w, y = (_shaped(value) for value in (*node.inputs[:2], node.outputs[0]))
+    if x is None or w is None or y is None:
+        return None
+    try:
+        return conv_geometry(node, x, w, y).trimmed()[0]
+    except Unsupported:
+        return None
 
 
 def _shaped(value: Value | None) -> Operand | None:
@@ -367,6 +381,8 @@ def _takes_bfloat16(user: Node, value: Value, options: Mapping[str, Any], depth:
     """Return whether a node reads a value as bfloat16."""
     if user.op_type in ("Conv", "FusedConv") and user.domain in ("", INTERNAL_DOMAIN):
         positions = {k for k, v in enumerate(user.inputs) if v is value}
+        if positions == {_INPUT} and _is_by_windows(user):
+            return True
         if not positions <= {_INPUT, _RESIDUAL} or not _multiplies_matrices(user):
             return False
         return not (options.get("WINOGRAD", True) and is_by_winograd(user))

@@ -80,7 +80,9 @@ def _widen_operands(job: Job, algorithm: Algorithm) -> None:
     matrix = algorithm.method in (Method.MATRIX, Method.MATRIX_IMAGE)
     # Blocks of 32 channels must not cross groups, unless two groups are one.
     whole = g.groups == 1 or g.inputs % MATRIX_DEPTH == 0 or groups_of_line(g) == 2
-    if not (matrix and whole):
+    # Windows read each block of 16 channels alone.
+    by_windows = algorithm.method is Method.DEPTHWISE and g.inputs >= g.outputs
+    if not ((matrix and whole) or (by_windows and has_windows(job.of, g))):
         job.x = widened(job.low, job.x)
     reads_pairs = g.groups == 1 or round_up(g.outputs, lanes) % MATRIX_DEPTH == 0
     if job.residual and not (matrix and reads_pairs):

@@ -7,11 +7,11 @@ from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import Lowering
-from subgraph.engine.planner.operands import Argument, Operand
+from subgraph.engine.planner.operands import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger
 from subgraph.ops.movement.geometry import Geometry
-from subgraph.ops.movement.packed_conv import PackedConv
+from subgraph.ops.movement.packed_conv import PackedConv, is_rounded
 from subgraph.ops.shared.tile_planning import Tiles, grain, shared, units_wanted
 from subgraph.system.host import caches
 
@@ -81,7 +81,13 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
     windows = out.whole and has_windows(of, g)
     blocks = -(-g.groups * g.inputs // of.lanes)
     pixel = of.lanes * of.item
-    outer = g.images * blocks * g.target[0]
+    # Two blocks of float32 are one of bfloat16, whose pixels have as many bytes.
+    reads_rounded, rounded = is_rounded(conv.x), is_rounded(out.y)
+    together = 2 if reads_rounded or rounded else 1
+    blocks_in, blocks_out = (-(-blocks // (1 + half)) for half in (reads_rounded, rounded))
+    image_in = blocks_in * math.prod(g.source) * pixel
+    image_out = blocks_out * math.prod(out.sizes or g.target) * pixel
+    outer = g.images * -(-blocks // together) * g.target[0]
     high, plane = g.target[1], g.reach(0, 1) * g.reach(2, g.target[2]) * pixel
     if windows:
         rows = shared(high, high, outer, units_wanted(low.threads), 1, 1)
@@ -89,14 +95,9 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
         # The input of a unit fills a quarter of the L2 cache. The rest of the cache is for outputs,
         # residual and what the next unit reads (estimate).
         rows = g.outputs_within(1, caches().l2 // 4, plane)
-    image_in = blocks * math.prod(g.source) * pixel
-    rounded = isinstance(out.y, Operand) and out.y.layout == "bfloat16"
-    # Two blocks of float32 are one of bfloat16, whose pixels have as many bytes.
-    blocks_out = -(-blocks // 2) if rounded else blocks
-    image_out = blocks_out * math.prod(out.sizes or g.target) * pixel
     common: dict[str, Any] = {
         **g.arguments(),
-        **conv.act.arguments(),
+        **conv.act.arguments(rounds=rounded),
         "x": conv.x,
         "weights": conv.weight,
         "y": out.y,
@@ -106,7 +107,7 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
         "rows": rows,
         "x_image": image_in,
         "y_image": image_out,
-        "residual_image": image_out,
+        "residual_image": blocks * math.prod(out.sizes or g.target) * pixel,
     }
     if windows:
         name, mr = "windows", of.window_rows(g.kernel[2])
@@ -115,8 +116,12 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
         storage = "bfloat16" if rounded and not apart else ""
         room = larger(WINDOW_OUTPUTS, g.target[2]) * pixel if apart else None
         arguments: KernelArguments = WindowRowsArguments(
-            tile=of.windows(g.kernel[2], g.strides[2], g.inputs, storage),
+            tile=of.windows(
+                g.kernel[2], g.strides[2], g.inputs, storage, "bfloat16" if reads_rounded else ""
+            ),
             group_channels=g.inputs,
+            together=together,
+            x_rounded=int(reads_rounded),
             y_rounded=int(rounded),
             **low.worker_scratch(room),
             **common,

@@ -9,8 +9,7 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.bfloat16 import store_bfloat16
-from subgraph.engine.codegen.simd import call_kernel, memset, store_as, vec
+from subgraph.engine.codegen.simd import call_kernel, memset
 from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tiling import TileBlock
 
@@ -235,13 +234,14 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         t.zeros = _zeros()
         calls = set_tile(a, t)
         row_blocks = (a.output_height + a.rows - 1) // a.rows
+        groups = (a.blocks + a.together - 1) // a.together
+        scratch = a.scratch + worker * a.scratch_bytes
         for unit in range(begin, end):
             row = unit % row_blocks * a.rows
-            block = unit // row_blocks % a.blocks
-            image = unit // row_blocks // a.blocks
-            t.start = a.bias + block * pixel if a.bias != 0 else 0
-            scratch = a.scratch + worker * a.scratch_bytes
-            run_rows(a, t, calls, scratch, image, block, row, min(row + a.rows, a.output_height))
+            block = unit // row_blocks % groups * a.together
+            image = unit // row_blocks // groups
+            stop = min(row + a.rows, a.output_height)
+            run_rows(a, t, calls, scratch, image, block, row, stop)
 
     return kernel
 
@@ -279,14 +279,18 @@ def _window_setter(pixel: int, mr: int) -> Any:
         # stay in the L1 cache until it reads them.
         first = (pad + stride - 1) // stride
         below = a.image_height + pad - (a.kernel_height - 1) * dilation - 1
-        most = a.output_height if a.activation == 0 else max(1, WINDOW_OUTPUTS // outputs)
+        # Two blocks that share pixels of bfloat16 compute the same rows in turn.
+        whole = a.activation == 0 and a.together == 1
+        most = a.output_height if whole else max(1, WINDOW_OUTPUTS // outputs)
         return _RowCalls(windows, first, max(first, below // stride + 1), most)
 
     return set_tile
 
 
 def _window_row_runner(dtype: str, lanes: int) -> Any:
-    """Return a function that computes the outputs of the rows ``row`` to ``stop`` of a block.
+    """Return a function that computes the outputs of the rows ``row`` to ``stop``.
+
+    They are those of all blocks of a unit, of which ``block`` is the first one.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -294,9 +298,28 @@ def _window_row_runner(dtype: str, lanes: int) -> Any:
     """
     pixel = lanes * item_bytes(dtype)
     half = pixel // 2  # bytes of as many channels of bfloat16
-    load, store_rounded = vec(dtype, lanes).load, store_as(dtype, "bfloat16", lanes)
-    if (dtype, lanes) == ("float32", 16):
-        store_rounded = store_bfloat16  # by the processor's instruction if it has one
+
+    @register_jitable
+    def run_calls(
+        a: WindowRowsArguments, t: TileBlock, windows: int, rows: int, scratch: int, y: int
+    ) -> None:
+        """Compute some rows of a block, of ``windows`` each, and store them from address y on."""
+        outputs = rows * a.output_width
+        t.c = y if a.scratch == 0 else scratch
+        call_kernel(a.tile, t, windows, rows, 0)
+        if a.activation != 0:
+            # The rows are adjacent: the activation sees them as one row of pixels.
+            along = t.c_row
+            t.c_row, t.rounded = pixel, y
+            call_kernel(a.activation, t, outputs, 1, 0)
+            t.c_row = along
+
+    @register_jitable
+    def clear(half_pixel: int, pixels: int) -> None:
+        """Clear the second halves of pixels, which no block has."""
+        for _ in range(pixels):
+            memset(half_pixel, 0, half)
+            half_pixel += pixel
 
     @register_jitable
     def run_rows(
@@ -311,10 +334,7 @@ def _window_row_runner(dtype: str, lanes: int) -> Any:
     ) -> None:
         height, taps, row_bytes = a.image_height, a.kernel_height, a.image_width * pixel
         stride, dilation, pad = a.stride_height, a.dilation_height, a.pad_height
-        tile, activate = a.tile, a.activation
-        along, tap_bytes = t.c_row, t.middle_b
-        x = a.x + image * a.x_image + block * height * row_bytes - a.pad_width * pixel
-        weights = a.weights + block * taps * tap_bytes
+        last_block = min(block + a.together, a.blocks)
         while row < stop:
             # Rows of the border have fewer taps, so that each is a call of its own. A window
             # outside the image has no taps: the count of iterations may be negative, and the tile
@@ -326,30 +346,26 @@ def _window_row_runner(dtype: str, lanes: int) -> Any:
             else:
                 first = (-above + dilation - 1) // dilation if above < 0 else 0
                 last = min(taps, (height - above + dilation - 1) // dilation)
-            to = (block * a.output_height + row) * along
-            residual = a.residual
-            target = to
-            if a.y_rounded != 0:
-                # Two blocks are one of y, of which each has half a pixel.
-                target = (block // 2 * a.output_height + row) * along + block % 2 * half
-            outputs, y = count * a.output_width, a.y + image * a.y_image + target
+            x = a.x + image * a.x_image + (above + first * dilation) * row_bytes
+            x -= a.pad_width * pixel
             t.middle_count = last - first
-            t.a = x + (above + first * dilation) * row_bytes
-            t.b = weights + first * tap_bytes
-            t.c = y if a.scratch == 0 else scratch
-            t.residual = residual + image * a.residual_image + to if residual != 0 else 0
-            call_kernel(tile, t, calls.windows, count, 0)
-            if activate != 0:
-                # The rows are adjacent: the activation sees them as one row of pixels.
-                t.c_row = pixel
-                call_kernel(activate, t, outputs, 1, 0)
-                t.c_row = along
-            if a.scratch != 0:
-                for at in range(0, outputs * pixel, pixel):
-                    store_rounded(y + at, load(scratch + at))
-            if a.y_rounded != 0 and block % 2 == 0 and block == a.blocks - 1:
-                for at in range(half, outputs * pixel, pixel):
-                    memset(y + at, 0, half)
+            for each in range(block, last_block):
+                # Two blocks of float32 are one of bfloat16, of which each has half a pixel.
+                of_x, of_y = each * height * row_bytes, (each * a.output_height + row) * t.c_row
+                residual = a.residual
+                if residual != 0:
+                    residual += image * a.residual_image + of_y
+                if a.x_rounded != 0:
+                    of_x = each // 2 * height * row_bytes + each % 2 * half
+                if a.y_rounded != 0:
+                    of_y = (each // 2 * a.output_height + row) * t.c_row + each % 2 * half
+                t.a = x + of_x
+                t.b = a.weights + (each * taps + first) * t.middle_b
+                t.start = a.bias + each * pixel if a.bias != 0 else 0
+                t.residual = residual
+                run_calls(a, t, calls.windows, count, scratch, a.y + image * a.y_image + of_y)
+                if a.y_rounded != 0 and each % 2 == 0 and each == a.blocks - 1:
+                    clear(a.y + image * a.y_image + of_y + half, count * a.output_width)
             row += count
 
     return run_rows

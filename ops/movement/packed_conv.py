@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from subgraph.engine.planner.operands import Argument
+from subgraph.engine.planner.operands import Argument, Operand
 from subgraph.ops.shared.tile_planning import Activation, Tiles
 
 from .geometry import Geometry
@@ -71,3 +71,8 @@ class PackedConv:
     bias: Argument
     out: ConvOutput
     act: Activation
+
+
+def is_rounded(operand: Argument) -> bool:
+    """Return whether an argument of a step is an image in the layout "bfloat16"."""
+    return isinstance(operand, Operand) and operand.layout == "bfloat16"

@@ -12,6 +12,7 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.bfloat16 import store_bfloat16
 from subgraph.engine.codegen.simd import shuffle, vec
 from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.engine.codegen.vmath import function
@@ -21,8 +22,10 @@ _FUNCTIONS = frozenset({"Sigmoid", "Tanh", "Gelu", "Silu", "Softplus"})
 _ROUGH = frozenset({"Sigmoid", "Silu"})  # those that have a form for products of bfloat16
 
 
-def activation(*, dtype: str, lanes: int, act: str, rounded: str = "") -> Callable[..., None]:
-    """Return the kernel that applies an activation in place to a tile.
+def activation(
+    *, dtype: str, lanes: int, act: str, rounded: str = "", storage: str = ""
+) -> Callable[..., None]:
+    """Return the kernel that applies an activation to a tile, in place.
 
     It is called with ``(address of a TileBlock, rows, vectors of a row, 0)``.
 
@@ -32,24 +35,26 @@ def activation(*, dtype: str, lanes: int, act: str, rounded: str = "") -> Callab
         act: A name of `activations.ACTIVATIONS`, whose parameters p and q are ``low`` and ``high``
             of the block; or ``"Linear"`` (``p * x + q``).
         rounded: As of `vector_activation`.
+        storage: ``"bfloat16"`` if the results are stored in it at `TileBlock.rounded` instead.
     """
     block = view_of(TileBlock)
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     apply = vector_activation(act, v, rounded)
-    two, four = (_several(act, dtype, lanes, count, rounded) for count in (2, 4))
+    put, half = store_bfloat16 if storage else store, lanes * 2
+    two, four = (_several(act, dtype, lanes, count, rounded, put) for count in (2, 4))
 
     @register_jitable
-    def column(at: int, step: int, rows: int, p: float, q: float) -> None:
+    def column(at: int, step: int, to: int, to_step: int, rows: int, p: float, q: float) -> None:
         i = 0
         while i + 4 <= rows:
-            four(at + i * step, step, p, q)
+            four(at + i * step, step, to + i * to_step, to_step, p, q)
             i += 4
         if i + 2 <= rows:
-            two(at + i * step, step, p, q)
+            two(at + i * step, step, to + i * to_step, to_step, p, q)
             i += 2
         if i < rows:
-            store(at + i * step, apply(load(at + i * step), p, q))
+            put(to + i * to_step, apply(load(at + i * step), p, q))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t = block(args)
@@ -61,7 +66,11 @@ def activation(*, dtype: str, lanes: int, act: str, rounded: str = "") -> Callab
         # tile.
         whole = vectors if tail <= 0 or tail >= lanes else vectors - 1
         for j in range(whole):
-            column(c + j * cjs, crs, rows, p, q)
+            at = c + j * cjs
+            if storage:
+                column(at, crs, t.rounded + j * half, 2 * half, rows, p, q)
+            else:
+                column(at, crs, at, crs, rows, p, q)
         if whole < vectors:
             for i in range(rows):
                 at = c + i * crs + whole * cjs
@@ -70,12 +79,13 @@ def activation(*, dtype: str, lanes: int, act: str, rounded: str = "") -> Callab
     return kernel
 
 
-def _several(act: str, dtype: str, lanes: int, count: int, rounded: str) -> Any:
-    """Return ``f(address, step, p, q)`` over ``count`` (2 or 4) vectors, ``step`` bytes apart.
+def _several(act: str, dtype: str, lanes: int, count: int, rounded: str, put: Any) -> Any:
+    """Return ``f(address, step, to, to_step, p, q)`` over ``count`` (2 or 4) vectors.
 
-    Several vectors at once hide the latency of the activation's chain of operations.
+    They are ``step`` bytes apart, and their results ``to_step`` bytes. Several vectors at once hide
+    the latency of the activation's chain of operations.
     """
-    one, half = vec(dtype, lanes), vec(dtype, lanes * count // 2)
+    load, half = vec(dtype, lanes).load, vec(dtype, lanes * count // 2)
     apply = vector_activation(act, vec(dtype, lanes * count), rounded)
     join = shuffle(dtype, half.lanes, range(2 * half.lanes))
     halves = [
@@ -83,29 +93,28 @@ def _several(act: str, dtype: str, lanes: int, count: int, rounded: str) -> Any:
         for first in (0, half.lanes)
     ]
     low, high = halves
-    load, store = one.load, one.store
     if count == 2:
 
         @register_jitable
-        def run_two(at: int, step: int, p: float, q: float) -> None:
+        def run_two(at: int, step: int, to: int, to_step: int, p: float, q: float) -> None:
             both = apply(join(load(at), load(at + step)), p, q)
-            store(at, low(both, both))
-            store(at + step, high(both, both))
+            put(to, low(both, both))
+            put(to + to_step, high(both, both))
 
         return run_two
     join_one = shuffle(dtype, lanes, range(2 * lanes))
     first, second = (shuffle(dtype, 2 * lanes, range(k, k + lanes)) for k in (0, lanes))
 
     @register_jitable
-    def run_four(at: int, step: int, p: float, q: float) -> None:
+    def run_four(at: int, step: int, to: int, to_step: int, p: float, q: float) -> None:
         a = join_one(load(at), load(at + step))
         b = join_one(load(at + 2 * step), load(at + 3 * step))
         every = apply(join(a, b), p, q)
         a, b = low(every, every), high(every, every)
-        store(at, first(a, a))
-        store(at + step, second(a, a))
-        store(at + 2 * step, first(b, b))
-        store(at + 3 * step, second(b, b))
+        put(to, first(a, a))
+        put(to + to_step, second(a, a))
+        put(to + 2 * to_step, first(b, b))
+        put(to + 3 * to_step, second(b, b))
 
     return run_four
 

@@ -164,7 +164,9 @@ class Tiles:
         """Return the most pixels of a tile of windows that fit in registers beside the weights."""
         return 8 if taps < 7 else 7
 
-    def windows(self, taps: int, step: int, group: int = 1, storage: str = "") -> Kernel:
+    def windows(
+        self, taps: int, step: int, group: int = 1, storage: str = "", source: str = ""
+    ) -> Kernel:
         """Return the kernel of rows of windows.
 
         Args:
@@ -172,9 +174,11 @@ class Tiles:
             step: Pixels from a window to the next one.
             group: Channels of a group.
             storage: ``"bfloat16"`` if results are stored so.
+            source: ``"bfloat16"`` if pixels are stored so.
         """
         extra: dict[str, int | str] = {"group": group} if group > 1 else {}
         extra |= {"storage": storage} if storage else {}
+        extra |= {"source": source} if source else {}
         return Kernel(
             "subgraph.engine.codegen.strip",
             "windows",
@@ -290,10 +294,18 @@ class Activation:
     high: float
     keeps_zero: bool = True
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the fields with which kernels over tiles are called."""
+    def arguments(self, *, rounds: bool = False) -> dict[str, Any]:
+        """Return the fields with which kernels over tiles are called.
+
+        Args:
+            rounds: Whether the kernel stores its results in bfloat16.
+        """
+        kernel = self.kernel
+        if rounds and isinstance(kernel, Kernel):
+            options = {**dict(kernel.variant), "storage": "bfloat16"}
+            kernel = Kernel(kernel.module, kernel.factory, **options)
         return {
-            "activation": self.kernel,
+            "activation": kernel,
             "flags": self.flags,
             "low": self.low,
             "high": self.high,

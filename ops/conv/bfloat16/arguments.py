@@ -123,6 +123,7 @@ class MatrixConvArguments(KernelArguments):
         residual_plane: As ``y_plane``, of the residual.
         tile: The matrix tile.
         activation: The kernel applied to a finished tile; 0: none.
+        activation_stores: Whether the activation stores the outputs, of bfloat16, in y.
         flags: ``F_*`` flags of the results.
         low: Lower bound of the results, if the flags ask for it.
         high: Upper bound of the results, if the flags ask for it.
@@ -177,6 +178,7 @@ class MatrixConvArguments(KernelArguments):
     residual_plane: int
     tile: Address
     activation: Address
+    activation_stores: int
     flags: int
     low: float
     high: float

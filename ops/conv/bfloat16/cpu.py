@@ -22,7 +22,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.graph.types import Array
 from subgraph.ops.movement.geometry import Geometry, direct_weights
-from subgraph.ops.movement.packed_conv import PackedConv
+from subgraph.ops.movement.packed_conv import PackedConv, is_rounded
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, shared, units_wanted
 from subgraph.system.host import caches, has_bfloat16_tiles
 
@@ -58,7 +58,7 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
     lines = attrs.evolve(g, groups=g.groups // together, inputs=g.inputs * together)
     if plain:
         source = emit_image_lines(low, g, x)
-    elif _is_rounded(x) and g.reads_each_pixel:
+    elif is_rounded(x) and g.reads_each_pixel:
         source = _whole_image(x, lines)
     elif gathers(of, g):
         source = _emit_registers(low, of, lines, x)
@@ -67,12 +67,12 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
     output_blocks = -(-g.outputs // of.lanes)
     panels = -(-output_blocks // of.nv)
     unit_rows, unit_panels, ahead_lines = _units(low.threads, of, g, source, panels)
-    activation = conv.act.arguments()
-    # Activations read and write tiles of float32, which are rounded afterwards; outputs that are
-    # not adjacent are stored one by one.
-    is_apart = (_is_rounded(y) and conv.act.kernel != 0) or not conv.out.whole
-    activation["flags"] |= F_BFLOAT16_C if _is_rounded(y) and not is_apart else 0
-    activation["flags"] |= F_BFLOAT16_RESIDUAL if _is_rounded(residual) else 0
+    # Activations read tiles of float32. Outputs that are not adjacent are stored one by one.
+    activation_stores = is_rounded(y) and conv.act.kernel != 0 and conv.out.whole
+    is_apart = activation_stores or not conv.out.whole
+    activation = conv.act.arguments(rounds=activation_stores)
+    activation["flags"] |= F_BFLOAT16_C if is_rounded(y) and not is_apart else 0
+    activation["flags"] |= F_BFLOAT16_RESIDUAL if is_rounded(residual) else 0
     strides = conv.out.strides(g.target, _LINE)
     y_block, y_image = _block_and_image(strides["y_block"], g.groups * output_blocks, y)
     residual_block, residual_image = _block_and_image(g.pixels, g.groups * output_blocks, residual)
@@ -107,12 +107,13 @@ def emit_matrix_convolution(low: Lowering, conv: PackedConv, *, plain: bool, flo
         y_row=strides["y_row"] * _LINE,
         y_column=strides["y_column"] * _LINE,
         y_columns=g.target[2],
-        y_rounded=int(_is_rounded(y)),
+        y_rounded=int(is_rounded(y)),
         residual_image=residual_image,
         residual_block=residual_block,
         residual_plane=strides["y_plane"] * _LINE,
         tile=of.contraction(runs=source.gap >= 0 and not has_bfloat16_tiles()),
         **activation,
+        activation_stores=int(activation_stores),
         unit_rows=unit_rows,
         unit_panels=unit_panels,
         ahead_lines=ahead_lines,
@@ -144,13 +145,9 @@ def _block_and_image(pixels: int, blocks: int, image: Argument) -> tuple[int, in
         blocks: Blocks of 16 channels.
         image: The image: of float32, or of bfloat16 in blocks of 32 channels.
     """
-    if _is_rounded(image):
+    if is_rounded(image):
         return pixels * _LINE // 2, pixels * _LINE * -(-blocks // 2)
     return pixels * _LINE, pixels * _LINE * blocks
-
-
-def _is_rounded(operand: Argument) -> bool:
-    return isinstance(operand, Operand) and operand.layout == "bfloat16"
 
 
 def groups_of_line(g: Geometry) -> int:
@@ -225,7 +222,7 @@ def round_image(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Argument:
         g: Sizes of the convolution, of two dimensions; groups are whole blocks of 32 channels.
         x: The input, in the layout "blocked" or "bfloat16".
     """
-    if _is_rounded(x):
+    if is_rounded(x):
         return x
     whole = attrs.evolve(g, target=g.source, kernel=(1, 1, 1), strides=(1, 1, 1), pads=(0, 0, 0))
     shape = (g.images, g.groups * g.inputs, *g.source)
@@ -370,7 +367,7 @@ def _sizes(of: Tiles, g: Geometry, x: Argument) -> dict[str, int]:
     """Return the fields of `LineArguments` that describe the images."""
     return {
         "groups": g.groups,
-        "blocks": -(-g.inputs // (MATRIX_DEPTH if _is_rounded(x) else of.lanes)),
+        "blocks": -(-g.inputs // (MATRIX_DEPTH if is_rounded(x) else of.lanes)),
         "depth": g.source[0],
         "height": g.source[1],
         "width": g.source[2],
@@ -382,7 +379,7 @@ def _sizes(of: Tiles, g: Geometry, x: Argument) -> dict[str, int]:
 
 def _emit_lines(low: Lowering, g: Geometry, x: Argument, arguments: LineArguments) -> None:
     """Emit the kernel `lines`."""
-    rounded = _is_rounded(x)
+    rounded = is_rounded(x)
     lines = g.images * g.groups * -(-g.inputs // MATRIX_DEPTH) * arguments.lines
     pixels = lines * arguments.columns
     low.emit(

@@ -283,13 +283,15 @@ def convolve() -> Callable[..., None]:
                 t.residual += where.pixel * _PIXEL + where.plane * a.residual_plane
             call_kernel(a.tile, t, where.rows, vectors, 0)
             t.ahead += steps * a.ahead_lines * ROW_BYTES
+            target = y + where.pixel * _PIXEL
             if a.activation != 0:
+                t.rounded = target
                 call_kernel(a.activation, t, where.pixels, vectors, 0)
-            if scratch != 0:
+            if scratch != 0 and not a.activation_stores:
                 store_outputs(a, scratch, y, where.pixel, where.pixels, vectors)
             elif _is_alone(a, vectors):
                 for pixel in range(where.pixels):
-                    memset(t.c + pixel * _PIXEL + _HALF, 0, _HALF)
+                    memset(target + pixel * _PIXEL + _HALF, 0, _HALF)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)

@@ -13,6 +13,7 @@ from subgraph.engine.codegen.irtools import (
     I32,
     INT64,
     VOID,
+    bf16_to_f32,
     define,
     f32_to_bf16,
     load_at,
@@ -69,6 +70,16 @@ def emit_bfloat16_row(builder: Any, first: Any, second: Any) -> Any:
         return shuffle_vectors(builder, rounded[0], rounded[1], range(2 * _LANES))
     kind = ir.FunctionType(ir.VectorType(I16, 2 * _LANES), [first.type] * 2)
     return builder.call(ir.InlineAsm(kind, "vcvtne2ps2bf16 $2, $1, $0", "=v,v,v"), [second, first])
+
+
+def emit_load_bfloat16(builder: Any, address: Any) -> Any:
+    """Emit the load of 16 elements of bfloat16, as float32.
+
+    Args:
+        builder: LLVM's builder.
+        address: Their address, a multiple of 2.
+    """
+    return bf16_to_f32(builder, load_at(builder, address, ir.VectorType(I16, _LANES), 2))
 
 
 def emit_bfloat16(builder: Any, value: Any) -> Any:

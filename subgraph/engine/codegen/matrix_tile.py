@@ -19,11 +19,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from llvmlite import ir
-
-from subgraph.engine.codegen.bfloat16 import emit_bfloat16
+from subgraph.engine.codegen.bfloat16 import emit_bfloat16, emit_load_bfloat16
 from subgraph.engine.codegen.emit import Emit
-from subgraph.engine.codegen.irtools import I16, bf16_to_f32, load_at, store_at
+from subgraph.engine.codegen.irtools import store_at
 from subgraph.engine.codegen.matrix_registers import (
     LANES,
     ROW_BYTES,
@@ -341,7 +339,7 @@ class _Epilogue:
                 for i, row in enumerate(rows):
                     at = b.add(residual, b.mul(self.residual_row, e.const(i)))
                     for j, value in enumerate(row):
-                        added = self.load_bfloat16(b.add(at, e.const(j * _NARROW_BYTES)))
+                        added = emit_load_bfloat16(b, b.add(at, e.const(j * _NARROW_BYTES)))
                         e.put(value, b.fadd(added, e.get(value)))
         with e.when(b.and_(self.has_residual, b.not_(self.is_narrow))):
             for i, row in enumerate(rows):
@@ -381,10 +379,6 @@ class _Epilogue:
         b = self.e.b
         value = b.select(b.fcmp_ordered(">", self.low, value), self.low, value)
         return b.select(b.fcmp_ordered("<", self.high, value), self.high, value)
-
-    def load_bfloat16(self, address: Any) -> Any:
-        """Load a vector of bfloat16 as float32."""
-        return bf16_to_f32(self.e.b, load_at(self.e.b, address, ir.VectorType(I16, LANES), 2))
 
 
 def contraction(

@@ -20,7 +20,7 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.bfloat16 import emit_bfloat16
+from subgraph.engine.codegen.bfloat16 import emit_bfloat16, emit_load_bfloat16
 from subgraph.engine.codegen.emit import Emit, Sums
 from subgraph.engine.codegen.irtools import store_at
 from subgraph.engine.codegen.tile import Prefetcher, size_switch
@@ -183,12 +183,21 @@ class _Windows(_Tiles):
     """
 
     def __init__(
-        self, e: Emit, t: Any, rows: int, taps: int, step: int, group: int, storage: str
+        self,
+        e: Emit,
+        t: Any,
+        rows: int,
+        taps: int,
+        step: int,
+        group: int,
+        storage: str,
+        source: str,
     ) -> None:
         operands = ("a", "a_row", "b", "c", "c_row", "residual")
         loops = ("outer_count", "middle_count", "inner_count", "middle_a", "middle_b")
         super().__init__(e, t, rows, 1, (*operands, *loops, "left", "right", "zeros"))
-        self.taps, self.step, self.group, self.storage = taps, step, group, storage
+        self.taps, self.step, self.group = taps, step, group
+        self.storage, self.source = storage, source
 
     def store(self, value: Any, address: Any) -> None:
         """Store a vector of C in the dtype in which results are stored."""
@@ -269,7 +278,8 @@ class _Windows(_Tiles):
             # With strides above the window's size, some pixels are in no window.
             if not users:
                 continue
-            value = e.load(self.pixel(row, p, pixels - 1 - p, before, after))
+            at = self.pixel(row, p, pixels - 1 - p, before, after)
+            value = emit_load_bfloat16(e.b, at) if self.source else e.load(at)
             if self.group > 1:
                 picks = [lane - lane % self.group + channel for lane in range(e.lanes)]
                 value = e.shuffle(value, picks)
@@ -350,7 +360,15 @@ def strip(
 
 
 def windows(
-    *, dtype: str, lanes: int, mr: int, taps: int, step: int, group: int = 1, storage: str = ""
+    *,
+    dtype: str,
+    lanes: int,
+    mr: int,
+    taps: int,
+    step: int,
+    group: int = 1,
+    storage: str = "",
+    source: str = "",
 ) -> Callable[..., None]:
     """Return the kernel that computes rows of a depthwise convolution, or of one with small groups.
 
@@ -375,10 +393,11 @@ def windows(
             each channel of a group.
         storage: ``"bfloat16"`` if vectors of C, of 16 elements, are stored so: pixels are as many
             bytes apart as in float32. ``""`` if in ``dtype``.
+        source: ``"bfloat16"`` if vectors of A are stored so, likewise.
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
-        _Windows(e, t, rows, taps, step, group, storage).run(count)
+        _Windows(e, t, rows, taps, step, group, storage, source).run(count)
 
     sizes = [(r, 1) for r in range(1, mr + 1)]
     tiles = size_switch(f"windows_{taps}_{step}_{group}", dtype, lanes, sizes, emit)

@@ -65,6 +65,8 @@ class TileBlock(WordBlock):
         depth: Elements of A of a step (emulated matrix tiles only); 0: `MATRIX_DEPTH`.
         last_depth: Elements of A, an even number, of the last step of the last iteration of the
             outer loop; 0: as of other steps. Only dot products of pairs need not read the rest.
+        rounded: Where an activation stores its results in bfloat16: pixels of a block of 32
+            channels, of which each vector of a row has half.
     """
 
     a: Address
@@ -110,6 +112,7 @@ class TileBlock(WordBlock):
     a_gap: int
     depth: int
     last_depth: int
+    rounded: Address
 
 
 # Flags of `TileBlock.flags`.

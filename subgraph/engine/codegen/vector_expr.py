@@ -10,11 +10,11 @@ from llvmlite import ir
 from subgraph.engine.codegen.irtools import (
     I32,
     call_intrinsic,
+    concatenate,
     emit_fma,
     shuffle_vectors,
     suffix,
 )
-from subgraph.system import host
 
 _LEAST_BITS, _REGISTER_BITS = 128, 512  # of AVX-512's registers
 _CURRENT_ROUNDING = 4  # the operand of x86's intrinsics for the rounding that is set
@@ -249,7 +249,7 @@ class Expr:
         everywhere = [ir.Constant(ir.IntType(max(lanes, 8)), -1)]
         if rounds and size == _REGISTER_BITS:
             everywhere.append(I32(_CURRENT_ROUNDING))
-        results = []
+        results: list[Any] = []
         for first in range(0, ty.count, lanes):
             picks = [min(lane, ty.count - 1) for lane in range(first, first + lanes)]
             x, *others = (
@@ -257,8 +257,4 @@ class Expr:
             )
             arguments = [x, *others, *constants, x, *everywhere]
             results.append(call_intrinsic(b, kind, part, arguments))
-        while len(results) > 1:
-            both = range(2 * results[0].type.count)
-            pairs = zip(results[::2], results[1::2], strict=True)
-            results = [shuffle_vectors(b, low, high, both) for low, high in pairs]
-        return self.like(shuffle_vectors(b, results[0], None, range(ty.count)))
+        return self.like(shuffle_vectors(b, concatenate(b, results), None, range(ty.count)))

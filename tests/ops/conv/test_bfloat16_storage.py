@@ -63,6 +63,9 @@ class Network:
         if step == "ConvTranspose":
             self.enlarge()
             return
+        if step == "Depthwise":
+            self.convolve(channels, 3, 1, channels)
+            return
         if step == "Relu6":
             made = ops.Clip(value, np.float32(-0.5), np.float32(6.0))
         elif step == "Add":
@@ -85,7 +88,7 @@ def networks(draw: st.DrawFn) -> tuple[sg.Graph, Array]:
     size = draw(st.integers(1, 19))
     net = Network(seed, images, draw(CHANNELS), size)
     between = ["Relu", "Relu6", "Sigmoid", "HardSwish", "Add", "Concat", "MaxPool"]
-    between += ["AveragePool", "Neg", "ConvTranspose"]
+    between += ["AveragePool", "Neg", "ConvTranspose", "Depthwise", "Depthwise"]
     for _ in range(draw(st.integers(1, 5))):
         kernel, stride = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([1, 1, 2]))
         net.convolve(draw(CHANNELS), kernel, stride, draw(st.sampled_from([1, 2, 3, 4, 6])))
@@ -109,6 +112,55 @@ def test_random_networks(made: tuple[sg.Graph, Array], threads: int, winograd: b
         got, want = results[position], exact[position]
         # Each of at most five convolutions rounds its operands and its result to 8 bits.
         np.testing.assert_allclose(got, want, rtol=0, atol=0.03 * max(1.0, np.abs(want).max()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    channels=st.integers(2, 70),
+    size=st.tuples(st.integers(3, 40), st.integers(3, 40)),
+    taps=st.sampled_from([(3, 3), (5, 5), (1, 3), (3, 7)]),
+    stride=st.integers(1, 2),
+    act=st.sampled_from(["", "Relu", "HardSwish"]),
+    images=st.integers(1, 2),
+    threads=st.integers(1, 3),
+)
+def test_windows_of_rounded_pixels(
+    channels: int,
+    size: tuple[int, int],
+    taps: tuple[int, int],
+    stride: int,
+    act: str,
+    images: int,
+    threads: int,
+) -> None:
+    """A depthwise convolution reads what a convolution stored as bfloat16, and is exact itself."""
+    rng = np.random.default_rng(channels)
+    bits = rng.standard_normal((images, channels, *size)).astype(np.float32).view(np.uint32)
+    x = (bits & np.uint32(0xFFFF0000)).view(np.float32)  # bfloat16 has these numbers
+    same = sg.parameter("same", np.eye(channels, dtype=np.float32)[:, :, None, None])
+    w = rng.standard_normal((channels, 1, *taps)).astype(np.float32)
+    b = rng.standard_normal(channels).astype(np.float32)
+    pads = [taps[0] // 2, taps[1] // 2] * 2
+    value = sg.input("x", shape=x.shape, dtype="float32")
+    made = ops.Conv(
+        ops.Conv(value, same), sg.parameter("w", w), sg.parameter("b", b),
+        pads=pads, strides=[stride] * 2, group=channels,
+    )  # fmt: skip
+    made = getattr(ops, act)(made) if act else made
+    graph = sg.Graph([value], [made])
+    kernels = kernels_of(graph, x)
+    assert any("windows" in kernel for kernel in kernels)
+    assert not any("from_bfloat16" in kernel for kernel in kernels)
+    model = sg.compile_model(graph, "CPU", OPTION | {"INFERENCE_NUM_THREADS": threads})
+    padded = np.pad(x, [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
+    want = np.lib.stride_tricks.sliding_window_view(padded, taps, (2, 3))
+    want = want[:, :, ::stride, ::stride] * w[:, 0, None, None]
+    want = want.sum((-2, -1), dtype=np.float64) + b[:, None, None]
+    if act == "Relu":
+        want = np.maximum(want, 0)
+    elif act:
+        want = want * np.clip(want / 6 + 0.5, 0, 1)
+    np.testing.assert_allclose(np.asarray(model([x])[0]), want, rtol=1e-5, atol=1e-5)
 
 
 def kernels_of(graph: sg.Graph, x: Array, *, winograd: bool = False) -> list[str]:
