@@ -26,6 +26,7 @@ from subgraph.engine.planner.operands import Operand
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.elementwise.expressions import EXPANSIONS
 from subgraph.ops.movement.geometry import Geometry, bands, conv_geometry, merged
 from subgraph.ops.movement.layout_conversion import is_read_by
 from subgraph.ops.shared.tile_planning import (
@@ -98,6 +99,7 @@ _MIN_PIXELS = 16  # output pixels: from here on packing the weights in every run
 _MAX_EXTRA_WEIGHT_BYTES = 4_000_000
 _INPUT, _RESIDUAL = 0, 3  # operands of FusedConv that may be bfloat16; Conv has the first of them
 _MAX_DEPTH = 3  # nodes between two convolutions that are looked at (estimate)
+_POOLS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax")
 
 
 def choose(job: Job) -> Algorithm:
@@ -394,14 +396,57 @@ def _takes_bfloat16(user: Node, value: Value, options: Mapping[str, Any], depth:
     if user.op_type == "Concat" and user.domain == "":
         fits = user.attrs.get("axis") == 1 and all(map(_fills_blocks, user.inputs))
         return fits and is_read_as_bfloat16(user, options, depth + 1)
+    if user.op_type in _POOLS and user.domain == "":
+        return _pools_images(user, value)
+    if _has_one_image(user):
+        return is_read_as_bfloat16(user, options, depth + 1)
     return False
+
+
+def _pools_images(user: Node, value: Value) -> bool:
+    """Return whether the output of a reduction of images has one pixel for each."""
+    x, y = _shape(value), _shape(user.outputs[0])
+    return len(x) > 2 and y[:2] == x[:2] and all(size == 1 for size in y[2:])
+
+
+def _has_one_image(node: Node) -> bool:
+    """Return whether an elementwise node reads one image, and writes one.
+
+    Its other inputs are a number, or one for each channel. These are constant, results of a
+    convolution, which can be of bfloat16 as well, or in whole blocks.
+    """
+    if node.op_type != "FusedElementwise" and (node.domain or node.op_type not in EXPANSIONS):
+        return False
+    shape, images = _shape(node.outputs[0]), set[Value]()
+    for value in filter(None, node.inputs):
+        sizes = _shape(value)
+        sizes = (1,) * (len(shape) - len(sizes)) + sizes
+        if sizes == shape:
+            images.add(value)
+        elif any(size != 1 for size in sizes):
+            if sizes[1:] != (shape[1], *[1] * (len(shape) - 2)):
+                return False
+            if shape[1] % MATRIX_DEPTH and value.parameter is None and not _is_convolved(value):
+                return False
+    return len(images) == len(node.outputs) == 1 and len(shape) > 2
+
+
+def _is_convolved(value: Value) -> bool:
+    """Return whether a value is the result of a convolution."""
+    producer = value.producer
+    return producer is not None and producer.op_type in ("Conv", "FusedConv", "ConvTranspose")
+
+
+def _shape(value: Value) -> tuple[Any, ...]:
+    """Return the shape of a value of float32, also of symbols; () if it is unknown."""
+    type_ = value.type
+    known = isinstance(type_, TensorType) and type_.dtype == "float32"
+    return type_.shape or () if known and isinstance(type_, TensorType) else ()
 
 
 def _fills_blocks(value: Value | None) -> bool:
     """Return whether an input of a Concat is the result of a convolution, in whole blocks."""
-    producer = None if value is None else value.producer
-    made = producer is not None and producer.op_type in ("Conv", "FusedConv", "ConvTranspose")
-    return made and _size(value, 1) % MATRIX_DEPTH == 0
+    return value is not None and _is_convolved(value) and _size(value, 1) % MATRIX_DEPTH == 0
 
 
 def _multiplies_matrices(convolution: Node) -> bool:

@@ -81,6 +81,8 @@ def emit_expression(
     """
     outputs = [operand for _, operand in results]
     target = outputs[0]
+    if any(s.layout == "bfloat16" for s in sources):
+        results = [(_rounded(expression, sources, results), target)]
     if any(o.shape != target.shape or o.layout != target.layout for o in outputs):
         raise Unsupported("outputs of a fused chain differ in shape or layout")
     if target.size == 0:
@@ -96,15 +98,19 @@ def emit_expression(
         "subgraph.ops.elementwise.kernels",
         "run",
         program=program,
-        inputs=tuple(expression.dtypes[k] for k in order),
+        inputs=tuple(
+            "bfloat16" if sources[k].layout == "bfloat16" else expression.dtypes[k] for k in order
+        ),
         modes=tuple(walk.modes[k] for k in order),
-        outputs=tuple(f"{name.get(term.name, term.name)}:{o.dtype}" for term, o in results),
+        outputs=tuple(
+            f"{name.get(term.name, term.name)}:{_stored_as(term, o)}" for term, o in results
+        ),
         outer=max(len(walk.dims) - 2, 0),
         lanes=walk.lanes,
     )
     operands = [*(walk.operands[k] for k in order), *outputs]
     strides = [*(walk.strides[k] for k in order), *walk.strides[len(order) :]]
-    items = [item_bytes(sources[k].dtype) for k in order] + [o.itemsize for o in outputs]
+    items = [item_bytes(sources[k].stored) for k in order] + [o.itemsize for o in outputs]
     arguments, units, tile = _kernel_arguments(expression, walk.dims, strides, operands, items)
     moved = sum(s.operand.nbytes for s in sources if isinstance(s.operand, Operand))
     low.emit(
@@ -116,6 +122,29 @@ def emit_expression(
         bytes=moved + sum(o.nbytes for o in outputs),
     )
     finish(low, sources, outputs, keeps_zero)
+
+
+def _rounded(
+    expression: Expression, sources: Sequence[Source], results: Sequence[tuple[Term, Operand]]
+) -> Term:
+    """Let the output of one image in the layout "bfloat16" have that layout; return its bits.
+
+    Its readers take it so, or the image would be of float32.
+
+    Raises:
+        Unsupported: There are several images or outputs.
+    """
+    (term, y), *others = results
+    images = {s.operand: s.layout for s in sources if s.shape == y.shape}
+    if others or list(images.values()) != ["bfloat16"] or y.layout != "blocked":
+        raise Unsupported("several images, not all of bfloat16")
+    y.store_as("bfloat16")
+    return expression.bits_of_bfloat16(term)
+
+
+def _stored_as(term: Term, output: Operand) -> str:
+    """Return the dtype of an output in memory."""
+    return term.dtype if output.layout == "bfloat16" else output.dtype
 
 
 def _for_precision(low: Lowering, instruction: str) -> str:
@@ -159,13 +188,15 @@ def _walk(
         raise Unsupported("blocks of another size: the dtypes differ in width")
     sizes = [compute_dtype(dtype) for dtype in (*expression.dtypes, *(o.dtype for o in outputs))]
     lanes = min(low.lanes("uint8" if d == "bool" else d) for d in (*sizes, *_work(expression)))
-    if target.layout == "blocked":
-        if any(s.shape != target.shape for s in sources):
+    if target.layout in ("blocked", "bfloat16"):
+        if target.layout == "bfloat16":
+            lanes = target.lanes
+        elif any(s.shape != target.shape for s in sources):
             lanes = min(lanes, target.lanes)  # a block of channels repeats along the pixels
         operands, shape, strides = blocked_sources(low, sources, target)
         strides += [contiguous(shape)] * len(outputs)
         dims, strides, periodic = merge_blocks(shape, strides, lanes)
-    elif any(s.layout == "blocked" for s in sources):
+    elif any(s.layout != "plain" for s in sources):
         raise Unsupported("inputs in the blocked layout, but a result in the plain one")
     else:
         operands = [s.operand for s in sources]
@@ -196,7 +227,8 @@ def finish(
     target = outputs[0]
     # Lanes of bytes beyond the channels are undefined (`subgraph.engine.planner.layouts`).
     clears = not keeps_zero and target.itemsize > 1
-    if target.layout == "blocked" and target.shape[1] % target.lanes and clears:
+    blocks = target.layout in ("blocked", "bfloat16")
+    if blocks and target.shape[1] % target.lanes and clears:
         for output in outputs:
             clear_padding(low, output)
     read = [(s.operand, s.shape) for s in sources]
@@ -436,7 +468,7 @@ def _legacy_shape(node: Node, first: Operand, second: Operand) -> tuple[int, ...
 
 @lowering(
     *(name for name in EXPANSIONS if name not in ("Identity", "CastLike")),
-    layouts=("plain", "blocked"),
+    layouts=("plain", "blocked", "bfloat16"),
 )
 def elementwise(node: Node, low: Lowering) -> None:
     """Lower one elementwise operator."""
@@ -456,7 +488,7 @@ def elementwise(node: Node, low: Lowering) -> None:
 
 def _keep_zero(op_types: AbstractSet[str], operands: Sequence[Operand]) -> bool:
     """Return whether operators give 0 where the padding of their operands in blocks is 0."""
-    if all(operand.layout == "blocked" for operand in operands):
+    if all(operand.layout in ("blocked", "bfloat16") for operand in operands):
         return op_types <= _KEEPS_ZERO | {"Add", "Sub", "Mul", "Sum"}
     return op_types <= _KEEPS_ZERO
 
@@ -498,7 +530,7 @@ def cast_like(node: Node, low: Lowering) -> None:
     emit_expression(low, e, [source(x)], [(result, low.output())], keeps_zero=True)
 
 
-@lowering("FusedElementwise", domain=INTERNAL_DOMAIN, layouts=("plain", "blocked"))
+@lowering("FusedElementwise", domain=INTERNAL_DOMAIN, layouts=("plain", "blocked", "bfloat16"))
 def fused(node: Node, low: Lowering) -> None:
     """Lower a chain of elementwise operators, the inner graph of the node, to one step.
 

@@ -105,6 +105,14 @@ class Expression:
             name = f"t{len(self.instructions) - 1}"
         return Term(name, dtype)
 
+    def bits_of_bfloat16(self, x: Term) -> Term:
+        """Round a term of float32 to bfloat16, whose bits are uint16: for whole blocks of 16.
+
+        Subnormal numbers may become 0, as they do in products.
+        """
+        self.instructions.append(f"bits_bfloat16.float32 {x.name}")
+        return Term(f"t{len(self.instructions) - 1}", "uint16")
+
     def power(self, base: Term, exponent: Term) -> Term:
         """Return ``base ** exponent``; an exponent beyond float32 is taken as float64.
 

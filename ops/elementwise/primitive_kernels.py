@@ -13,18 +13,21 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.engine.codegen import vmath
+from subgraph.engine.codegen.bfloat16 import emit_bfloat16
 from subgraph.engine.codegen.irtools import (
     ELEMENTS,
     I8,
     I32,
     I64,
     call_intrinsic,
+    concatenate,
     emit_binary,
     emit_compare,
     emit_convert,
     is_float,
     is_signed,
     mask_any,
+    shuffle_vectors,
     suffix,
 )
 
@@ -111,6 +114,15 @@ def _round(storage_dtype: str) -> Callable[[Any, str, Value], Value]:
     return emit
 
 
+def _bits_bfloat16(builder: Any, dtype: str, x: Value) -> Value:
+    """Round to bfloat16, as uint16; subnormal numbers may become 0."""
+    parts = [
+        emit_bfloat16(builder, shuffle_vectors(builder, x, None, range(first, first + 16)))
+        for first in range(0, x.type.count, 16)
+    ]
+    return concatenate(builder, parts)
+
+
 UNARY: dict[str, Callable[[Any, str, Value], Value]] = {
     "neg": _neg,
     "abs": _abs,
@@ -118,6 +130,7 @@ UNARY: dict[str, Callable[[Any, str, Value], Value]] = {
     "not": _not,
     "recip": _recip,
     "isnan": _isnan,
+    "bits_bfloat16": _bits_bfloat16,
     "round_float16": _round("float16"),
     "round_bfloat16": _round("bfloat16"),
     **{name: _vmath(name) for name in vmath.NAMES},
@@ -361,4 +374,6 @@ def apply(builder: Any, name: str, dtypes: Sequence[str], args: Sequence[Value])
 
 def result_dtype(name: str, dtypes: Sequence[str]) -> str:
     """Return the dtype of the result of a primitive."""
+    if name == "bits_bfloat16":
+        return "uint16"
     return "bool" if name in TO_BOOL else dtypes[-1]

@@ -22,7 +22,7 @@ class Source:
     Attributes:
         operand: The operand, or a weight computed once with the plan.
         shape: The shape in which it broadcasts to the output; may differ from the operand's own.
-        layout: "plain" or "blocked".
+        layout: "plain", "blocked" or "bfloat16".
         dtype: Its dtype.
     """
 
@@ -30,6 +30,11 @@ class Source:
     shape: tuple[int, ...]
     layout: str
     dtype: str
+
+    @property
+    def stored(self) -> str:
+        """The dtype of its elements in memory."""
+        return "bfloat16" if self.layout == "bfloat16" else self.dtype
 
 
 def source(operand: Operand, shape: Sequence[int] | None = None) -> Source:
@@ -73,13 +78,16 @@ def _blocked_source(
     images, blocks, _, lanes = dims
     channels = target.shape[1]
     shape = (1,) * (len(target.shape) - len(s.shape)) + s.shape
-    if s.layout == "blocked":
-        if s.shape == target.shape:
-            return s.operand, contiguous(dims)
+    if s.layout == target.layout and s.shape == target.shape:
+        return s.operand, contiguous(dims)
+    if s.layout in ("blocked", "bfloat16"):
         # Of an operand of lower rank another dimension than the second aligns with the channels.
         alike = len(s.shape) == len(target.shape) and s.shape[1] == channels
         if alike and math.prod(s.shape[2:]) == 1:
             steps = contiguous((s.shape[0], blocks, 1, lanes))
+            own = s.operand.blocks * s.operand.lanes if isinstance(s.operand, Operand) else 0
+            if own != blocks * lanes:
+                raise Unsupported(f"{own} lanes of channels beside {blocks * lanes}")
             return s.operand, (steps[0] if s.shape[0] > 1 else 0, steps[1], 0, 1)
         raise Unsupported(f"blocked shapes {s.shape} and {target.shape} do not broadcast")
     if math.prod(shape) == 1:

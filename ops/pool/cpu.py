@@ -206,7 +206,7 @@ def _max_pool_indices(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
 
 
-@lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)
+@lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_LAYOUTS)
 def global_pool(node: Node, low: Lowering) -> None:
     """Lower global pooling."""
     x, y = low.input(0), low.output()
@@ -221,15 +221,15 @@ def emit_global_pool(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
 
     Args:
         low: Collects the plan's steps.
-        x: Images, ``[N, C, *spatial]``, in either layout.
-        y: Result of one pixel for each image, in the layout of x.
+        x: Images, ``[N, C, *spatial]``, in any layout.
+        y: Result of one pixel for each image, in the layout of x; in blocks if that is "bfloat16".
         kind: ``"max"``, ``"min"``, ``"average"``, ``"l1"`` or ``"l2"``.
     """
     of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
-    blocks = x.blocks if x.layout == "blocked" else x.shape[1]
+    plain, rounded = x.layout == "plain", x.layout == "bfloat16"
     pixels = math.prod(x.shape[2:])
-    plain = x.layout == "plain"
     item = of.item if plain else of.lanes * of.item
+    blocks = x.shape[1] if plain else -(-x.shape[1] // of.lanes)
     kernel = Kernel(
         "subgraph.ops.pool.kernels",
         "global_pool",
@@ -237,6 +237,7 @@ def emit_global_pool(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
         lanes=of.lanes,
         kind=kind,
         plain=plain,
+        **({"storage": "bfloat16"} if rounded else {}),
     )
     units = x.shape[0] * blocks
     low.emit(
@@ -246,7 +247,8 @@ def emit_global_pool(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
             y=y,
             pixels=pixels,
             blocks=blocks,
-            x_image=blocks * pixels * item,
+            # Two blocks are one of bfloat16, whose pixels have as many bytes.
+            x_image=-(-blocks // (1 + rounded)) * pixels * item,
             y_image=blocks * item,
         ),
         units,

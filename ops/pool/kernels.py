@@ -235,7 +235,9 @@ def _unchanged(total: Any, count: int) -> Any:
     return total
 
 
-def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:
+def global_pool(
+    *, dtype: str, lanes: int, kind: str, plain: bool, storage: str = ""
+) -> Callable[..., None]:
     """Return the kernel of `GlobalPoolArguments`, which pools whole images.
 
     A blocked image has four interleaved partial sums, a plain one four vectors of them; the order
@@ -246,11 +248,15 @@ def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[.
         lanes: Elements of a vector; when not plain, channels of a block.
         kind: ``"max"``, ``"min"``, ``"average"``, ``"l1"`` or ``"l2"``.
         plain: x is in the plain layout, else in the blocked one.
+        storage: ``"bfloat16"`` if x is stored so, of whose pixels two blocks have half each; ``""``
+            if in ``dtype``.
     """
     arguments = view_of(GlobalPoolArguments)
     item = item_bytes(dtype)
     pixel = lanes * item
-    blocked, channel = _blocked_pooler(dtype, lanes, kind), _channel_pooler(dtype, lanes, kind)
+    half = pixel // 2
+    blocked = _blocked_pooler(dtype, lanes, kind, storage)
+    channel = _channel_pooler(dtype, lanes, kind)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -261,6 +267,9 @@ def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[.
             y = a.y + image * a.y_image
             if plain:
                 channel(x + block * count * item, y + block * item, count)
+            elif storage:
+                x += block // 2 * count * pixel + block % 2 * half
+                blocked(x, y + block * pixel, count)
             else:
                 blocked(x + block * count * pixel, y + block * pixel, count)
 
@@ -283,9 +292,14 @@ def _finisher(kind: str, v: Any) -> Any:
     return finish
 
 
-def _vector_reducer(kind: str, v: Any) -> Any:
-    """Return ``f(x, count)``, which combines ``count`` contiguous vectors into a total."""
+def _vector_reducer(kind: str, v: Any, storage: str = "") -> Any:
+    """Return ``f(x, count)``, which combines ``count`` vectors into a total.
+
+    They are as many bytes apart as they have; in ``storage``, too.
+    """
     load, splat, nbytes = v.load, v.splat, v.lanes * v.itemsize
+    if storage:
+        load = load_as(storage, v.dtype, v.lanes)
     start, combine, merge = start_of(kind), combiner(kind, v), merger(kind, v)
 
     @register_jitable
@@ -308,10 +322,10 @@ def _vector_reducer(kind: str, v: Any) -> Any:
     return reduce
 
 
-def _blocked_pooler(dtype: str, lanes: int, kind: str) -> Any:
+def _blocked_pooler(dtype: str, lanes: int, kind: str, storage: str) -> Any:
     """Return ``f(x, y, count)``, which pools ``count`` pixels of a block of channels."""
     v = vec(dtype, lanes)
-    store, reduce, finish = v.store, _vector_reducer(kind, v), _finisher(kind, v)
+    store, reduce, finish = v.store, _vector_reducer(kind, v, storage), _finisher(kind, v)
 
     @register_jitable
     def blocked(x: int, y: int, count: int) -> None:

@@ -179,16 +179,17 @@ def emit_empty_reduction(low: Lowering, op: str, y: Operand) -> None:
     emit_fill(low, y, y.size, number)
 
 
-@lowering(*_OPS, layouts=("plain", "blocked"))
+@lowering(*_OPS, layouts=("plain", "blocked", "bfloat16"))
 def reduce(node: Node, low: Lowering) -> None:
     """Lower a Reduce operator."""
     x, y = low.input(0), low.output()
     op = _OPS[node.op_type]
     axes = reduced_axes(low, x.rank)
-    if x.layout == "blocked":
+    if x.layout in ("blocked", "bfloat16"):
         if op not in _POOLED or sorted(axes) != list(range(2, x.rank)) or not x.size:
             raise Unsupported(f"{node.op_type} over axes {axes} in blocks of channels")
-        found = blocked_target(low, x.lanes, y)
+        lanes = x.lanes if x.layout == "blocked" else low.block_lanes(x.dtype)
+        found = blocked_target(low, lanes, y)
         emit_global_pool(low, x, found, _POOLED[op])
         convert_output(low, y, found)
         return

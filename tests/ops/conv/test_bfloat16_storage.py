@@ -55,6 +55,14 @@ class Network:
         y = ops.ConvTranspose(value, self.weight(channels, channels, 2, 2), strides=[2, 2])
         self.values.append((y, channels, 2 * size))
 
+    def gate(self) -> None:
+        """Multiply the last value by numbers for each channel that follow from its mean."""
+        value, channels, size = self.values[-1]
+        mean = ops.GlobalAveragePool(value)
+        few = ops.Relu(ops.Conv(mean, self.weight(8, channels, 1, 1)))
+        made = ops.Mul(value, ops.Sigmoid(ops.Conv(few, self.weight(channels, 8, 1, 1))))
+        self.values.append((made, channels, size))
+
     def add(self, step: str) -> None:
         """Add a node over the last value, and over the one before it if they fit."""
         value, channels, size = self.values[-1]
@@ -66,7 +74,12 @@ class Network:
         if step == "Depthwise":
             self.convolve(channels, 3, 1, channels)
             return
-        if step == "Relu6":
+        if step == "Gate":
+            self.gate()
+            return
+        if step == "Scale":
+            made = ops.Add(ops.Mul(value, self.weight(channels, 1, 1)), np.float32(0.5))
+        elif step == "Relu6":
             made = ops.Clip(value, np.float32(-0.5), np.float32(6.0))
         elif step == "Add":
             if other[1:] == (channels, size):
@@ -89,6 +102,7 @@ def networks(draw: st.DrawFn) -> tuple[sg.Graph, Array]:
     net = Network(seed, images, draw(CHANNELS), size)
     between = ["Relu", "Relu6", "Sigmoid", "HardSwish", "Add", "Concat", "MaxPool"]
     between += ["AveragePool", "Neg", "ConvTranspose", "Depthwise", "Depthwise"]
+    between += ["Gate", "Gate", "Scale"]
     for _ in range(draw(st.integers(1, 5))):
         kernel, stride = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([1, 1, 2]))
         net.convolve(draw(CHANNELS), kernel, stride, draw(st.sampled_from([1, 2, 3, 4, 6])))
@@ -210,6 +224,26 @@ def test_only_the_first_convolution_rounds_its_input(between: tuple[str, ...], a
     lines = [kernel for kernel in kernels if "kernels.lines" in kernel]
     assert [("rounded=True" in kernel) for kernel in lines] == [False, True, True]
     assert not any("from_bfloat16" in kernel for kernel in kernels)
+    exact = sg.compile_model(graph, "CPU")([x])[0]
+    got = sg.compile_model(graph, "CPU", OPTION)([x])[0]
+    assert 0 < np.abs(np.asarray(got) - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("channels", [64, 48, 40])
+def test_gates_read_and_store_bfloat16(channels: int) -> None:
+    """Squeeze and excitation (Hu et al., arXiv:1709.01507) behind a depthwise convolution."""
+    net = Network(8, 2, channels, 9)
+    net.convolve(channels, 1, 1, 1)
+    net.add("Depthwise")
+    net.add("HardSwish")
+    net.gate()
+    net.convolve(32, 1, 1, 1)
+    graph = sg.Graph([net.x], [net.values[-1][0]])
+    x = net.rng.standard_normal((2, channels, 9, 9)).astype(np.float32)
+    kernels = kernels_of(graph, x)
+    assert sum("lines" in kernel for kernel in kernels) == 2  # of the input, and of the mean
+    assert any("global_pool" in kernel and "bfloat16" in kernel for kernel in kernels)
+    assert not any("reorder" in k and "to_blocked" not in k for k in kernels[:-1])
     exact = sg.compile_model(graph, "CPU")([x])[0]
     got = sg.compile_model(graph, "CPU", OPTION)([x])[0]
     assert 0 < np.abs(np.asarray(got) - exact).max() < 0.02 * np.abs(exact).max()
