@@ -69,8 +69,8 @@ def _blocked_source(
 ) -> tuple[Operand | Weight, Ints]:
     """Return an input and its strides, in elements, along [images, blocks, pixels, lanes].
 
-    A plain input must hold one number, one for each image, or one for each channel; the latter is
-    padded to whole blocks.
+    An input must hold one number, one for each image, one for each pixel, or one for each channel;
+    plain channels are padded to whole blocks.
 
     Raises:
         Unsupported: The input does not broadcast to the output in blocks of channels.
@@ -82,7 +82,13 @@ def _blocked_source(
         return s.operand, contiguous(dims)
     if s.layout in ("blocked", "bfloat16"):
         # Of an operand of lower rank another dimension than the second aligns with the channels.
-        alike = len(s.shape) == len(target.shape) and s.shape[1] == channels
+        ranked = len(s.shape) == len(target.shape)
+        if ranked and s.shape[1] == 1 and s.shape[2:] == target.shape[2:]:
+            # The first channel of each pixel.
+            own = s.operand.lanes if isinstance(s.operand, Operand) else 1
+            pixels = math.prod(s.shape[2:])
+            return s.operand, (pixels * own if s.shape[0] > 1 else 0, 0, own, 0)
+        alike = ranked and s.shape[1] == channels
         if alike and math.prod(s.shape[2:]) == 1:
             steps = contiguous((s.shape[0], blocks, 1, lanes))
             own = s.operand.blocks * s.operand.lanes if isinstance(s.operand, Operand) else 0
@@ -94,6 +100,8 @@ def _blocked_source(
         return s.operand, (0, 0, 0, 0)
     if math.prod(shape[1:]) == 1 and shape[0] == images:
         return s.operand, (1, 0, 0, 0)
+    if shape[1:] == (1, *target.shape[2:]):
+        return s.operand, (math.prod(shape[2:]) if shape[0] > 1 else 0, 0, 1, 0)
     if shape[1] != channels or math.prod(shape[2:]) != 1:
         raise Unsupported(f"plain shape {s.shape} beside blocked {target.shape}")
     if shape[0] == 1 and channels % lanes:
