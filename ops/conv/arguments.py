@@ -224,6 +224,33 @@ class WindowRowsArguments(ConvArguments):
     scratch_bytes: int
 
 
+class LaneSumArguments(ConvArguments):
+    """Arguments of `lane_sums`; a work unit is a block of output rows, or a part of one row.
+
+    The tile is a row of windows (``subgraph.engine.codegen.strip``). Each lane of its sums is that
+    of some input channels. Weights are [output][plane of taps][block][row of taps][column][lane],
+    the bias is [output][lane], in the first lane. y and the residual are plain.
+
+    Attributes:
+        outputs: Output channels.
+        blocks: Blocks of input channels of an image.
+        rows: Output rows of a unit.
+        columns: Outputs of a row of a unit; fewer than those of an image only if ``rows`` is 1.
+        x_rounded: Whether x is of bfloat16, in blocks of twice as many channels.
+        scratch: Memory of the first worker for the sums of `WINDOW_OUTPUTS` outputs and of as many
+            more as a vector has lanes.
+        scratch_bytes: Bytes between the areas of workers.
+    """
+
+    outputs: int
+    blocks: int
+    rows: int
+    columns: int
+    x_rounded: int
+    scratch: Address
+    scratch_bytes: int
+
+
 class WinogradArguments(ConvArguments):
     """Arguments of `winograd`; a work unit is a block of tiles and of output panels.
 

@@ -38,7 +38,7 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.system.host import caches, has_bfloat16_tiles
 
 from .bfloat16.image import reads_image_lines
-from .depthwise import has_windows
+from .depthwise import adds_lanes, has_windows
 from .direct import summed_channels
 from .job import Job
 from .polyphase import OUTPUTS, phases_of
@@ -52,6 +52,7 @@ class Method(StrEnum):
     MATRIX_IMAGE = "matrix image"  # the same, over a plain image of few channels
     GENERIC = "generic"  # a matrix product over gathered patches; serves every convolution
     DEPTHWISE = "depthwise"
+    LANE_SUMS = "lane sums"  # to a few channels: lane by lane as a depthwise one, then added
     BANDS = "bands"  # groups as one convolution; each panel reads only its blocks of channels
     IMAGE = "first"  # direct, over a plain image of few channels
     POLYPHASE = "phases"  # Winograd's, over the phases of a strided convolution of an image
@@ -76,8 +77,8 @@ class Algorithm:
         return f"{self.method}{self.tile or ''}"
 
 
-MATRIX, MATRIX_IMAGE, GENERIC, DEPTHWISE, BANDS, IMAGE, POLYPHASE, DIRECT = map(
-    Algorithm, list(Method)[:8]
+MATRIX, MATRIX_IMAGE, GENERIC, DEPTHWISE, LANE_SUMS, BANDS, IMAGE, POLYPHASE, DIRECT = map(
+    Algorithm, list(Method)[:9]
 )
 
 # Bytes of weights that arrive from memory in the cycle in which a core multiplies one vector of at
@@ -91,6 +92,12 @@ _MAX_PADDED_RATIO = 8  # multiplications with zeros included, to those of a grou
 _TRANSFORM_CYCLES = 7  # cycles for each vector that Winograd's transforms read or write
 _PHASE_CYCLES = 2  # cycles for each element that is written to its phase
 _BETTER_RATIO = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
+# Ratio of the estimated cycles of LANE_SUMS to those of another algorithm up to which it takes less
+# time (measured, AVX-512): its products read no element of A each, and its outputs are plain.
+_LANE_SUMS_RATIO = 1.1
+# Vectors that LANE_SUMS loads and stores beside the products of a row of windows, for each block of
+# channels, and operations that add the lanes of a pixel.
+_TERM_CYCLES, _LANE_CYCLES = 4, 5
 # Input channels from which on matrix tiles read blocks of 32 instead of rows of a plain image.
 _MIN_MATRIX_INPUTS = 5
 _USUAL_EDGE = 56  # pixels along an axis of an image of unknown size
@@ -111,6 +118,27 @@ def choose(job: Job) -> Algorithm:
     Raises:
         Unsupported: Weights in blocks of channels are computed at run time.
     """
+    found = _choose_for_blocks(job)
+    return LANE_SUMS if _prefers_lane_sums(job, found) else found
+
+
+def _prefers_lane_sums(job: Job, other: Algorithm) -> bool:
+    """Return whether LANE_SUMS is cheaper than the algorithm for whole blocks of outputs."""
+    g, of = job.g, job.of
+    if other.method in (Method.IMAGE, Method.POLYPHASE) or g.inputs < of.lanes // 2:
+        return False
+    plain = job.residual is None or job.residual.layout == "plain"
+    if not plain or not job.constant or not adds_lanes(of, g):
+        return False
+    terms = -(-g.inputs // of.lanes) * g.kernel[0]
+    cost = terms * (g.kernel[1] * g.kernel[2] + _TERM_CYCLES) + _LANE_CYCLES
+    cost *= g.images * g.pixels * g.outputs
+    costs = winograd_costs(of, g, MATRIX if other.method is Method.MATRIX else DIRECT)
+    return cost < _LANE_SUMS_RATIO * costs.get(other, next(iter(costs.values())))
+
+
+def _choose_for_blocks(job: Job) -> Algorithm:
+    """Return the algorithm of a convolution, as `choose`, that writes whole blocks of channels."""
     g, of = job.g, job.of
     if not job.constant:
         return _choose_for_computed_weights(job)

@@ -25,6 +25,8 @@ from subgraph.ops.movement.geometry import (
     blocked_vector,
     depthwise_weights,
     direct_weights,
+    first_lane,
+    lane_sum_weights,
     merge,
     merged,
     strided_winograd_weights,
@@ -54,7 +56,7 @@ from .arguments import GenericArguments
 from .bfloat16.cpu import emit_matrix_convolution, gathers, groups_of_line, volume_weights
 from .bfloat16.image import image_weights
 from .choice import Algorithm, Method, choose, stores_bfloat16
-from .depthwise import emit_depthwise, has_windows, repeat_channels
+from .depthwise import emit_depthwise, emit_lane_sums, has_windows, repeat_channels
 from .direct import emit_direct
 from .job import Job, read_job
 from .polyphase import OUTPUTS, emit_phases, phase_weights, phases_of
@@ -82,7 +84,8 @@ def _widen_operands(job: Job, algorithm: Algorithm) -> None:
     whole = g.groups == 1 or g.inputs % MATRIX_DEPTH == 0 or groups_of_line(g) == 2
     # Windows read each block of 16 channels alone.
     by_windows = algorithm.method is Method.DEPTHWISE and g.inputs >= g.outputs
-    if not ((matrix and whole) or (by_windows and has_windows(job.of, g))):
+    by_windows = by_windows and has_windows(job.of, g)
+    if not ((matrix and whole) or by_windows or algorithm.method is Method.LANE_SUMS):
         job.x = widened(job.low, job.x)
     reads_pairs = g.groups == 1 or round_up(g.outputs, lanes) % MATRIX_DEPTH == 0
     if job.residual and not (matrix and reads_pairs):
@@ -98,6 +101,8 @@ def emit(job: Job, algorithm: Algorithm) -> None:
             _generic(job)
         case Method.DEPTHWISE:
             _depthwise(job)
+        case Method.LANE_SUMS:
+            _lane_sums(job)
         case Method.BANDS:
             _banded(job)
         case Method.POLYPHASE:
@@ -212,6 +217,21 @@ def _depthwise(job: Job) -> None:
         job.y.store_as("bfloat16")
     with _packed_conv(job, of, g, x, weight) as packed:
         emit_depthwise(low, packed)
+
+
+def _lane_sums(job: Job) -> None:
+    low, of, g = job.low, job.of, job.g.flat()
+    if job.y.layout != "plain":
+        job.y.store_as("plain")
+    weight = job.weight(f"conv lane sums {of.lanes}", lane_sum_weights(of, job.g))
+    bias = (
+        0
+        if job.bias is None
+        else low.weight(f"conv bias, first of {of.lanes}", first_lane(of), job.bias)
+    )
+    x = blocked(low, of.lanes, job.x)
+    out = ConvOutput(job.y, job.residual or 0)
+    emit_lane_sums(low, PackedConv(of, g, x, weight, bias, out, job.act))
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:

@@ -1,4 +1,7 @@
-"""The step of depthwise convolutions, and of those of small groups, on the CPU device."""
+"""The steps of convolutions that multiply lane by lane on the CPU device.
+
+They are depthwise ones, those of small groups, and those to a few channels.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from subgraph.system.host import caches
 from .arguments import (
     WINDOW_OUTPUTS,
     DepthwiseArguments,
+    LaneSumArguments,
     RepeatArguments,
     WindowRowsArguments,
 )
@@ -25,14 +29,25 @@ from .arguments import (
 
 def has_windows(of: Tiles, g: Geometry) -> bool:
     """Return whether the kernel `windows` can do a depthwise convolution (``Tiles.windows``)."""
+    return (
+        g.kernel[0] == g.source[0] == g.target[0] == 1
+        and of.has_windows(g.kernel[2], g.strides[2])
+        and _has_borders_of_windows(g)
+    )
+
+
+def adds_lanes(of: Tiles, g: Geometry) -> bool:
+    """Return whether the kernel `lane_sums` can do a convolution."""
+    single = g.kernel[2] == 1 and of.lanes > 1
+    windows = single or of.has_windows(g.kernel[2], g.strides[2])
+    return g.groups == 1 and windows and _has_borders_of_windows(g)
+
+
+def _has_borders_of_windows(g: Geometry) -> bool:
     # The tile compares only its first and its last ``taps // 2`` pixels with the borders (`strip`),
     # so that no more may lie outside at either end.
     outside = (g.target[2] - 1) * g.strides[2] - g.pads[2] + g.kernel[2] - g.source[2]
-    return (
-        g.kernel[0] == g.source[0] == g.target[0] == 1 == g.dilations[2]
-        and of.has_windows(g.kernel[2], g.strides[2])
-        and max(g.pads[2], outside) <= g.kernel[2] // 2
-    )
+    return g.dilations[2] == 1 and max(g.pads[2], outside) <= g.kernel[2] // 2
 
 
 def repeat_channels(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> Argument:
@@ -142,6 +157,60 @@ def emit_depthwise(low: Lowering, conv: PackedConv) -> None:
         units,
         # Depthwise kernels have few multiplications for each load, so that one of them takes as
         # long as four of a matrix product (estimate).
+        grain=grain(units, 4 * g.flops),
+        flops=g.flops,
+        bytes=g.images * (image_in + image_out),
+    )
+
+
+def emit_lane_sums(low: Lowering, conv: PackedConv) -> None:
+    """Emit the kernel `lane_sums`.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        conv: The convolution, its weights packed by `lane_sum_weights` and its bias by
+            `first_lane`; y and the residual are plain.
+    """
+    of, g = conv.of, conv.g
+    blocks, pixel = -(-g.inputs // of.lanes), of.lanes * of.item
+    rounded, width = is_rounded(conv.x), g.target[2]
+    image_in = -(-blocks // (1 + rounded)) * math.prod(g.source) * pixel
+    image_out = g.outputs * g.pixels * of.item
+    # A long row has several units, of about as many outputs.
+    columns = -(-width // -(-width // WINDOW_OUTPUTS))
+    others = g.images * g.target[0]
+    high = g.target[1]
+    rows = 1 if columns < width else shared(high, high, others, units_wanted(low.threads), 1, 1)
+    arguments = LaneSumArguments(
+        x=conv.x,
+        weights=conv.weight,
+        y=conv.out.y,
+        bias=conv.bias,
+        residual=conv.out.residual,
+        **g.arguments(),
+        **conv.act.arguments(),
+        tile=of.windows(g.kernel[2], g.strides[2], source="bfloat16" if rounded else ""),
+        outputs=g.outputs,
+        blocks=blocks,
+        rows=rows,
+        columns=columns,
+        x_rounded=int(rounded),
+        x_image=image_in,
+        y_image=image_out,
+        residual_image=image_out,
+        **low.worker_scratch((WINDOW_OUTPUTS + of.lanes) * pixel),
+    )
+    units = others * -(-high // rows) * -(-width // columns)
+    low.emit(
+        Kernel(
+            "subgraph.ops.conv.depthwise_kernels",
+            "lane_sums",
+            dtype=of.dtype,
+            lanes=of.lanes,
+            mr=of.window_rows(g.kernel[2]),
+        ),
+        arguments,
+        units,
         grain=grain(units, 4 * g.flops),
         flops=g.flops,
         bytes=g.images * (image_in + image_out),

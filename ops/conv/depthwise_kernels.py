@@ -1,4 +1,8 @@
-"""Kernels of depthwise convolution (each channel has its own filter) in the blocked layout."""
+"""Kernels over blocks of channels that multiply lane by lane.
+
+They are those of depthwise convolutions, where each channel has its own filter, and of convolutions
+to a few channels, which add the lanes at the end.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,16 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.simd import call_kernel, memset
+from subgraph.engine.codegen.simd import call_kernel, memset, shuffle, vec
 from subgraph.engine.codegen.tile import rows_of, stack_words
-from subgraph.engine.codegen.tiling import TileBlock
+from subgraph.engine.codegen.tiling import F_HI, F_LO, TileBlock
 
-from .arguments import WINDOW_OUTPUTS, DepthwiseArguments, WindowRowsArguments
+from .arguments import (
+    WINDOW_OUTPUTS,
+    DepthwiseArguments,
+    LaneSumArguments,
+    WindowRowsArguments,
+)
 from .copy_kernels import Box, strip_copier, taps_inside
 
 _tile_block = stack_block(TileBlock)
@@ -369,3 +378,183 @@ def _window_row_runner(dtype: str, lanes: int) -> Any:
             row += count
 
     return run_rows
+
+
+class _Part(NamedTuple):
+    """Columns of some output rows, which whole tiles of `lane_sums` compute.
+
+    Attributes:
+        column: The first column.
+        columns: Columns, a multiple of ``windows``.
+        windows: Windows of a tile.
+        rows: Rows.
+    """
+
+    column: int
+    columns: int
+    windows: int
+    rows: int
+
+
+def lane_sums(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
+    """Return the kernel of `LaneSumArguments`: convolution to a few channels.
+
+    `direct` computes a whole block of channels, of which most would be padding. Here the tile of
+    depthwise convolutions multiplies each block of input channels with the weights of one output,
+    and at the end the lanes of each pixel are added.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Channels of a block.
+        mr: Most windows of a row of windows.
+    """
+    arguments = view_of(LaneSumArguments)
+    item = item_bytes(dtype)
+    pixel = lanes * item
+    add_terms, store_sums = _term_adder(pixel), _sum_storer(dtype, lanes)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        t = _tile_block()
+        t.zeros = _zeros()
+        t.a_row = a.stride_height * a.image_width * pixel
+        t.middle_a = a.dilation_height * a.image_width * pixel
+        t.middle_b = a.kernel_width * pixel
+        t.c_vector = pixel
+        t.low, t.high = a.low, a.high
+        scratch = a.scratch + worker * a.scratch_bytes
+        height, taps, dilation = a.image_height, a.kernel_height, a.dilation_height
+        row_blocks = (a.output_height + a.rows - 1) // a.rows
+        parts = (a.output_width + a.columns - 1) // a.columns
+        for unit in range(begin, end):
+            column = unit % parts * a.columns
+            row = unit // parts % row_blocks * a.rows
+            plane = unit // (parts * row_blocks) % a.output_depth
+            image = unit // (parts * row_blocks * a.output_depth)
+            n = min(a.columns, a.output_width - column)
+            windows = rows_of(n, mr)
+            stop = min(row + a.rows, a.output_height)
+            most = max(1, WINDOW_OUTPUTS // n)
+            while row < stop:
+                # Rows with the same taps inside the image are computed together.
+                above = row * a.stride_height - a.pad_height
+                first, count = taps_inside(above, above, taps, dilation, height)
+                rows = 1
+                if count == taps:
+                    below = height - 1 - (taps - 1) * dilation + a.pad_height
+                    rows = min(most, min(stop, below // a.stride_height + 1) - row)
+                t.middle_count = count
+                above += first * dilation
+                for output in range(a.outputs):
+                    t.c_row = n * pixel
+                    # Tiles that overlapped would add twice: what remains of the rows is a part of
+                    # its own, with lower tiles.
+                    done = 0
+                    while done < n:
+                        high = min(windows, n - done)
+                        part = _Part(column + done, (n - done) // high * high, high, rows)
+                        t.c = scratch + done * pixel
+                        add_terms(a, t, image, plane, above, output, first, part)
+                        done += part.columns
+                    y = (output * a.output_depth + plane) * a.output_height + row
+                    y = a.y + image * a.y_image + (y * a.output_width + column) * item
+                    store_sums(a, t, scratch, y, rows * n)
+                row += rows
+
+    return kernel
+
+
+def _term_adder(pixel: int) -> Any:
+    """Return a function that adds the products of all planes of taps and all blocks of channels.
+
+    ``pixel`` is the bytes of a pixel.
+    """
+    half = pixel // 2
+
+    @register_jitable
+    def add_terms(
+        a: LaneSumArguments,
+        t: TileBlock,
+        image: int,
+        plane: int,
+        above: int,
+        output: int,
+        first: int,
+        part: _Part,
+    ) -> None:
+        windows, rows = part.windows, part.rows
+        t.outer_count = part.columns // windows
+        t.inner_count = (part.columns - windows) * pixel
+        left = part.column * a.stride_width - a.pad_width
+        t.left = -left
+        t.right = left + (part.columns - 1) * a.stride_width + a.kernel_width - a.image_width
+        area = a.image_height * a.image_width * pixel
+        at = above * a.image_width + left
+        x = a.x + image * a.x_image + at * pixel
+        t.start = a.bias + output * pixel if a.bias != 0 else 0
+        t.start_row = 0
+        for tap in range(a.kernel_depth):
+            depth = plane * a.stride_depth - a.pad_depth + tap * a.dilation_depth
+            if depth < 0 or depth >= a.image_depth:
+                continue
+            for block in range(a.blocks):
+                of_x = (block * a.image_depth + depth) * area
+                if a.x_rounded != 0:
+                    of_x = (block // 2 * a.image_depth + depth) * area + block % 2 * half
+                t.a = x + of_x
+                row = ((output * a.kernel_depth + tap) * a.blocks + block) * a.kernel_height + first
+                t.b = a.weights + row * a.kernel_width * pixel
+                call_kernel(a.tile, t, windows, rows, 0)
+                t.start_row = pixel  # the next sums continue these
+        if t.start_row == 0:
+            # All planes of taps lie in the padding.
+            t.middle_count = 0
+            call_kernel(a.tile, t, windows, rows, 0)
+
+    return add_terms
+
+
+def _sum_storer(dtype: str, lanes: int) -> Any:
+    """Return ``f(a, t, sums, y, count)``, which adds the lanes of ``count`` vectors at ``sums``."""
+    v = vec(dtype, lanes)
+    splat, select, item = v.splat, v.select, v.itemsize
+    load_n, store_n = v.load_n, v.store_n
+    total = _lane_adder(dtype, lanes, lanes)
+
+    @register_jitable
+    def store_sums(a: LaneSumArguments, t: TileBlock, sums: int, y: int, count: int) -> None:
+        for i in range(0, count, lanes):
+            values = total(sums + i * lanes * item)
+            if a.residual != 0:
+                values = values + load_n(a.residual + (y - a.y) + i * item, count - i)
+            # NaN passes the bounds, since comparisons with it are false.
+            if a.flags & F_LO:
+                values = select(values < splat(a.low), splat(a.low), values)
+            if a.flags & F_HI:
+                values = select(values > splat(a.high), splat(a.high), values)
+            store_n(y + i * item, count - i, values)
+        if a.activation != 0:
+            t.c, t.tail = y, count % lanes
+            call_kernel(a.activation, t, 1, (count + lanes - 1) // lanes, 0)
+            t.tail = 0
+
+    return store_sums
+
+
+def _lane_adder(dtype: str, lanes: int, count: int) -> Any:
+    """Return ``f(address)``: for ``count`` vectors, the sums of neighbouring lanes of each.
+
+    They are a vector of ``lanes // count`` sums for each of them, in order.
+    """
+    if count == 1:
+        return vec(dtype, lanes).load
+    half = _lane_adder(dtype, lanes, count // 2)
+    second = count // 2 * lanes * item_bytes(dtype)
+    even, odd = (shuffle(dtype, lanes, range(k, 2 * lanes, 2)) for k in (0, 1))
+
+    @register_jitable
+    def add(at: int) -> Any:
+        a, b = half(at), half(at + second)
+        return even(a, b) + odd(a, b)
+
+    return add

@@ -456,6 +456,30 @@ def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
     return make
 
 
+def lane_sum_weights(of: Tiles, g: Geometry) -> Callable[[Array], Array]:
+    """Return the function that packs weights as `LaneSumArguments` describes them."""
+
+    def make(weight: Array) -> Array:
+        outputs, inputs = weight.shape[:2]
+        padded = np.zeros((outputs, round_up(inputs, of.lanes), *g.kernel), of.dtype)
+        padded[:, :inputs] = weight.reshape(outputs, inputs, *g.kernel)
+        split = padded.reshape(outputs, -1, of.lanes, *g.kernel)
+        return np.ascontiguousarray(split.transpose(0, 3, 1, 4, 5, 2))
+
+    return make
+
+
+def first_lane(of: Tiles) -> Callable[[Array], Array]:
+    """Return the function that puts each number of a bias in the first lane of a vector."""
+
+    def make(bias: Array) -> Array:
+        vectors = np.zeros((bias.size, of.lanes), of.dtype)
+        vectors[:, 0] = bias.reshape(-1)
+        return vectors
+
+    return make
+
+
 def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
     """Return the function that packs weights for the kernel ``winograd`` with stride 1."""
     return lambda weight: pack_winograd(_slices(weight, of), of, m)

@@ -88,7 +88,7 @@ def test_one_number_for_each_pixel(
     else:
         masked = ops.Mul(ops.Add(image, scale), gate)
     graph = sg.Graph(inputs, [ops.Conv(ops.Relu(masked), weight)])
-    given = [rng.standard_normal((images, channels, *spatial)).astype(np.float32)]
+    given: list[Array] = [rng.standard_normal((images, channels, *spatial)).astype(np.float32)]
     if len(inputs) > 1:
         numbers = rng.standard_normal(shape).astype(np.float32)
         given.append(numbers > 0 if made_by == "bool" else numbers)
