@@ -127,6 +127,9 @@ def _prefers_lane_sums(job: Job, other: Algorithm) -> bool:
     g, of = job.g, job.of
     if other.method in (Method.IMAGE, Method.POLYPHASE) or g.inputs < of.lanes // 2:
         return False
+    # A block of as many outputs has no padding. With few pixels the arrival of weights decides.
+    if g.outputs >= of.lanes or g.pixels < of.lanes:
+        return False
     plain = job.residual is None or job.residual.layout == "plain"
     if not plain or not job.constant or not adds_lanes(of, g):
         return False

@@ -325,7 +325,7 @@ def _window_row_runner(dtype: str, lanes: int) -> Any:
 
     @register_jitable
     def clear(half_pixel: int, pixels: int) -> None:
-        """Clear the second halves of pixels, which no block has."""
+        """Clear the second half of each pixel, which no block has."""
         for _ in range(pixels):
             memset(half_pixel, 0, half)
             half_pixel += pixel

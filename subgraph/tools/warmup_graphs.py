@@ -174,7 +174,9 @@ def _upsampling() -> Graph:
     )
     smooth = (ops.Resize(v, None, scales, mode="linear") for v in (x, joined))
     h = ops.Relu(_padded(ops.Concat(grown, *near, *smooth, axis=1), w(16, 256, 3, 3)))
-    return Graph([x], [h, ops.DepthToSpace(x, blocksize=2), ops.Pad(x, [0, 0, 1, 1, 0, 0, 1, 1])])
+    heads = [_padded(h, w(1, 16, taps, taps)) for taps in (1, 3, 7)]
+    padded = ops.Pad(x, [0, 0, 1, 1, 0, 0, 1, 1])
+    return Graph([x], [h, *heads, ops.DepthToSpace(x, blocksize=2), padded])
 
 
 def _norms() -> Graph:

@@ -165,4 +165,11 @@ def test_lane_sums_are_chosen_by_cost() -> None:
                 )  # fmt: skip
     found = [algorithm == LANE_SUMS for algorithm in seen]
     assert found[2:] == [False, False]
+    # One pixel: what counts is the time in which the weights arrive.
+    x = rng.standard_normal((1, 512, 7, 7)).astype(np.float32)
+    w = rng.standard_normal((256, 512, 7, 7)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", note)
+        run_node("Conv", [x, w], [(1, 256, 1, 1)], {}, constant=[1])
+    assert seen[-1] != LANE_SUMS
     assert found[:2] == [True, True] or not _HAS_WIDE_VECTORS
