@@ -288,7 +288,7 @@ def _window_setter(pixel: int, mr: int) -> Any:
         # stay in the L1 cache until it reads them.
         first = (pad + stride - 1) // stride
         below = a.image_height + pad - (a.kernel_height - 1) * dilation - 1
-        # Two blocks that share pixels of bfloat16 compute the same rows in turn.
+        # The rows of two blocks that share pixels of bfloat16 are computed alternately.
         whole = a.activation == 0 and a.together == 1
         most = a.output_height if whole else max(1, WINDOW_OUTPUTS // outputs)
         return _RowCalls(windows, first, max(first, below // stride + 1), most)

@@ -98,9 +98,7 @@ def emit_expression(
         "subgraph.ops.elementwise.kernels",
         "run",
         program=program,
-        inputs=tuple(
-            "bfloat16" if sources[k].layout == "bfloat16" else expression.dtypes[k] for k in order
-        ),
+        inputs=tuple(sources[k].stored for k in order),
         modes=tuple(walk.modes[k] for k in order),
         outputs=tuple(
             f"{name.get(term.name, term.name)}:{_stored_as(term, o)}" for term, o in results

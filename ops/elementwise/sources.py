@@ -80,14 +80,17 @@ def _blocked_source(
     shape = (1,) * (len(target.shape) - len(s.shape)) + s.shape
     if s.layout == target.layout and s.shape == target.shape:
         return s.operand, contiguous(dims)
+    if s.layout == "plain" and math.prod(shape) == 1:
+        return s.operand, (0, 0, 0, 0)
+    if s.layout == "plain" and math.prod(shape[1:]) == 1 and shape[0] == images:
+        return s.operand, (1, 0, 0, 0)
+    # Of blocks of lower rank another dimension than the second aligns with the channels.
+    ranked = len(s.shape) == len(target.shape)
+    if shape[1:] == (1, *target.shape[2:]) and (ranked or s.layout == "plain"):
+        # The first channel of each pixel.
+        own = s.operand.lanes if isinstance(s.operand, Operand) else 1
+        return s.operand, (math.prod(shape[2:]) * own if shape[0] > 1 else 0, 0, own, 0)
     if s.layout in ("blocked", "bfloat16"):
-        # Of an operand of lower rank another dimension than the second aligns with the channels.
-        ranked = len(s.shape) == len(target.shape)
-        if ranked and s.shape[1] == 1 and s.shape[2:] == target.shape[2:]:
-            # The first channel of each pixel.
-            own = s.operand.lanes if isinstance(s.operand, Operand) else 1
-            pixels = math.prod(s.shape[2:])
-            return s.operand, (pixels * own if s.shape[0] > 1 else 0, 0, own, 0)
         alike = ranked and s.shape[1] == channels
         if alike and math.prod(s.shape[2:]) == 1:
             steps = contiguous((s.shape[0], blocks, 1, lanes))
@@ -96,12 +99,6 @@ def _blocked_source(
                 raise Unsupported(f"{own} lanes of channels beside {blocks * lanes}")
             return s.operand, (steps[0] if s.shape[0] > 1 else 0, steps[1], 0, 1)
         raise Unsupported(f"blocked shapes {s.shape} and {target.shape} do not broadcast")
-    if math.prod(shape) == 1:
-        return s.operand, (0, 0, 0, 0)
-    if math.prod(shape[1:]) == 1 and shape[0] == images:
-        return s.operand, (1, 0, 0, 0)
-    if shape[1:] == (1, *target.shape[2:]):
-        return s.operand, (math.prod(shape[2:]) if shape[0] > 1 else 0, 0, 1, 0)
     if shape[1] != channels or math.prod(shape[2:]) != 1:
         raise Unsupported(f"plain shape {s.shape} beside blocked {target.shape}")
     if shape[0] == 1 and channels % lanes:
