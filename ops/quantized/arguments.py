@@ -145,12 +145,13 @@ class QuantizedProductArguments(_QuantizedArguments):
 class QuantizedDepthwiseArguments(_QuantizedArguments):
     """Arguments of the quantized `depthwise`; a work unit is rows of a block of channels.
 
-    Weights are ``[block][pair of taps][16][2]``, int16; bias, scale and shift have 16 elements for
-    each block. Units run over blocks of rows innermost, then blocks of channels, then images. The
-    area of a worker has two 64-bit offsets for each pair of taps, then a patch.
+    A step is a pair of taps, whose weights are int16, or a quad, whose weights are int8: weights
+    are ``[block][step][16][taps of a step]``; bias, scale and shift have 16 elements for each
+    block. Units run over blocks of rows innermost, then blocks of channels, then images. The area
+    of a worker has a 64-bit offset for each tap of pairs, or for each quad, then a patch.
 
     Attributes:
-        pairs: Pairs of taps.
+        steps: Pairs or quads of taps.
     """
 
-    pairs: int
+    steps: int

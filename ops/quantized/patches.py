@@ -4,22 +4,35 @@ Elements are 16-bit integers less their zero point (``pairs``), or unsigned byte
 
 - ``blocked``: ``[N][C / 16][D][H][W][16]`` bytes, the patch ``[C / 16][d][h][w][16]``. Matrix tiles
   read ``[C / 64][d][h][w][64]``, the channels beyond C undefined: their weights are zero.
-- ``image``: ``[N][C][D][H][W]`` with at most four channels, the patch ``[d][h][w][4]``.
+- ``image``: ``[N][C][D][H][W]`` with at most four channels, the patch ``[d][h][w][C]``.
 - ``rows``: a matrix ``[W][C]``, the patch the same with rows padded to a multiple of eight bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from llvmlite import ir
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.arguments import WordBlock
+from subgraph.engine.codegen.irtools import (
+    I8,
+    I64,
+    INT64,
+    VOID,
+    concatenate,
+    define,
+    load_at,
+    shuffle_vectors,
+    splat_value,
+    store_at,
+)
 from subgraph.engine.codegen.matrix_registers import ROW_BYTES
 from subgraph.engine.codegen.simd import convert, ld_i8, ld_u8, st_i8, st_i16, vec
 from subgraph.engine.codegen.tile_int import BLOCK
 
-IMAGE = 4  # channels of a pixel of an image's patch
 CHANNELS = ROW_BYTES  # channels of a pixel of a patch for matrix tiles
 # Blocks, depth, height and width of an image, its channels, bytes of a pixel in the patch.
 Patch = tuple[int, int, int, int, int, int]
@@ -100,26 +113,27 @@ def _element(dtype: str, flavour: str) -> tuple[Any, Any, Any, Any]:
     return one, sixteen, clear, clear_block
 
 
-def _pixels_of_bytes(dtype: str) -> Any:
-    """Return ``interleave(source, to, plane, channels)``: writes sixteen pixels of four channels.
+def _interleaver(dtype: str, channels: int) -> Any:
+    """Return ``interleave(source, to, plane)``: writes sixteen pixels of an image's patch.
 
-    Channels are ``plane`` bytes apart in the image. Those that the image lacks are not defined:
-    their weights are zero.
+    Channels are ``plane`` bytes apart in the image.
     """
-    byte, pixels = vec("uint8", BLOCK), vec("int32", BLOCK)
-    load, store, splat, shl = byte.load, pixels.store, pixels.splat, pixels.shl
-    widen = convert("uint8", "int32", BLOCK)
-    signs = -0x7F7F7F80 if dtype == "int8" else 0  # 0x80 in each byte
+    lines = [BLOCK * c + w for w in range(BLOCK) for c in range(channels)]
 
-    @register_jitable
-    def interleave(source: int, to: int, plane: int, channels: int) -> None:
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        source, to, plane = args
+        kind = ir.VectorType(I8, BLOCK)
+        parts = [
+            load_at(builder, builder.add(source, builder.mul(plane, I64(c))), kind, 1)
+            for c in range(channels)
+        ]
+        pixels = shuffle_vectors(builder, concatenate(builder, parts), None, lines)
         # The highest bit of a signed byte is exchanged: the same as adding 128.
-        values = splat(signs)
-        for c in range(channels):
-            values = values ^ shl(widen(load(source + c * plane)), splat(8 * c))
-        store(to, values)
+        if dtype == "int8":
+            pixels = builder.xor(pixels, splat_value(builder, I8(128), len(lines)))
+        store_at(builder, to, pixels, 1)
 
-    return interleave
+    return define(VOID, [INT64, INT64, INT64], emit)
 
 
 def patch_copier(dtype: str, flavour: str, source: str) -> Any:
@@ -193,16 +207,27 @@ def _blocked_copier(dtype: str, flavour: str) -> Any:
 def _image_copier(dtype: str, flavour: str) -> Any:
     """Return the function that copies a patch of an image of at most four channels."""
     one, _, clear, _ = _element(dtype, flavour)
-    item, interleave = element_bytes(flavour), _pixels_of_bytes(dtype)
+    item = element_bytes(flavour)
+    by_one, by_two, by_three, by_four = (_interleaver(dtype, c) for c in (1, 2, 3, 4))
+
+    @register_jitable
+    def interleave(source: int, to: int, plane: int, channels: int) -> None:
+        if channels == 1:
+            by_one(source, to, plane)
+        elif channels == 2:
+            by_two(source, to, plane)
+        elif channels == 3:
+            by_three(source, to, plane)
+        else:
+            by_four(source, to, plane)
 
     @register_jitable
     def image(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
         _, depth, height, width, channels, _ = patch
         h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         volume = depth * height * width
-        # All at once, as rows, columns and channels that the image lacks lie between those that it
-        # has.
-        clear(to, where.planes * nh * nw * IMAGE, zero)
+        # All at once, as rows and columns that the image lacks lie between those that it has.
+        clear(to, where.planes * nh * nw * channels, zero)
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
         for p in range(where.planes):
@@ -213,17 +238,17 @@ def _image_copier(dtype: str, flavour: str) -> Any:
                 h = h0 + i
                 if h < 0 or h >= height:
                     continue
-                first, at = left, to + (p * nh + i) * nw * IMAGE * item
+                first, at = left, to + (p * nh + i) * nw * channels * item
                 row = x + (d * height + h) * width + w0
                 # Sixteen pixels at a time as far as all of them are inside, since the patch has
                 # padding after them and the image may end there.
                 if item == 1:
                     while first + BLOCK <= right:
-                        interleave(row + first, at + first * IMAGE, volume, channels)
+                        interleave(row + first, at + first * channels, volume, channels)
                         first += BLOCK
                 for c in range(channels):
                     for w in range(first, right):
-                        one(row + c * volume + w, at + (w * IMAGE + c) * item, zero)
+                        one(row + c * volume + w, at + (w * channels + c) * item, zero)
 
     return image
 

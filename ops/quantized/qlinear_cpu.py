@@ -34,7 +34,7 @@ from .qlinear_operands import (
     QuantizedOperands,
     Weights,
     choose_tile,
-    flat_array,
+    fits_int8,
     integer_operands,
     read_operands,
     requantization_of,
@@ -43,8 +43,10 @@ from .qlinear_operands import (
 )
 from .qlinear_packing import (
     BLOCK,
+    QUAD,
     PatchSource,
     Tile,
+    centred_weights,
     guards,
     integer_tile,
     packed,
@@ -52,7 +54,7 @@ from .qlinear_packing import (
 from .qlinear_tiles_cpu import Shape, emit_tiles
 
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
-_IMAGE_CHANNELS = 4  # channels of a pixel in the patch of an image, as in `patches.IMAGE`
+_IMAGE_CHANNELS = 4  # most channels of an image whose patch has no blocks, as in `patches`
 # Speed of integer tiles without a dot product of bytes, relative to that of float32 tiles: 1.5 for
 # eight convolutions of 3 x 3 and 1 x 1 on an AMD Zen 3, which is nearer to 2 if no sum of 16 bits
 # saturates.
@@ -201,7 +203,7 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
         raise Unsupported("groups or channels that are far from whole blocks")
     tile = choose_tile(q, g.inputs * g.taps, source=source, dilated=g.dilations[2] != 1)
     g = merge(g, together)
-    width = _IMAGE_CHANNELS if image else MATRIX_ROW_BYTES if tile.matrix else BLOCK
+    width = g.inputs if image else MATRIX_ROW_BYTES if tile.matrix else BLOCK
     runs = _Runs(g, groups, together, width, 8 // tile.item, tile.matrix)
     shape = _shape(q, tile, runs, source)
     # In the plain layout each group is padded to whole blocks of columns; in the blocked one merged
@@ -289,29 +291,29 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
     # Each block of channels is a unit; an image of few channels would leave most lanes empty.
     if q.x.layout != "blocked":
         raise Unsupported("a quantized depthwise convolution of few channels")
-    blocks = -(-g.groups // BLOCK)
-    pairs = -(-g.taps // 2)
+    blocks, quads = -(-g.groups // BLOCK), _multiplies_quads(q, g)
+    along, taps = (g.kernel[2], QUAD) if quads else (g.taps, 2)
+    steps = g.taps // along * -(-along // taps)
+    tile = integer_tile(*(("quads", "int8") if quads else ("pairs", "int16")))
 
     def make(weight: Array, *zeros: Array) -> Array:
-        signed = weight.reshape(g.groups, -1).astype(np.int16)
-        if zeros:
-            signed = signed - zeros[0].astype(np.int16).reshape(-1, 1)
-        # An odd number of taps leaves half a pair, whose weight is 0.
-        full = np.zeros((blocks * BLOCK, 2 * pairs), np.int16)
-        full[: g.groups, : g.taps] = signed
-        split = full.reshape(blocks, BLOCK, pairs, 2)
-        # The tile multiplies halves of two 16-byte vectors, see `qlinear_depthwise_kernels`.
+        # A row of taps that is no whole number of steps ends with weights of 0.
+        full = np.zeros((blocks * BLOCK, g.taps // along, round_up(along, taps)), tile.weights)
+        centred = centred_weights(weight, *zeros).reshape(g.groups, -1, along)
+        full[: g.groups, :, :along] = centred
+        split = full.reshape(blocks, BLOCK, steps, taps).transpose(0, 2, 1, 3)
+        # The tile of pairs multiplies halves of two vectors, see `qlinear_depthwise_kernels`.
         order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
-        return np.ascontiguousarray(split.transpose(0, 2, 1, 3)[:, :, order])
+        return np.ascontiguousarray(split if quads else split[:, :, order])
 
-    weight = low.weight("integer depthwise", make, q.w, *zero_point_sources(q.w_zero))
-    # The patch has the input less its zero point, so that the sums need none of the corrections of
-    # bytes.
-    tile = integer_tile("pairs", "int16")
-    sums = requantization_of(q, tile, 1, g.groups, flat_array)
-    wide = g.reach(2, g.target[2]) * BLOCK * 2
+    weight = low.weight(
+        f"integer depthwise {tile.flavour}", make, q.w, *zero_point_sources(q.w_zero)
+    )
+    sums = requantization_of(q, tile, 1, g.groups, _sums_of_filters)
+    pixel = BLOCK * tile.item
+    wide = g.reach(2, g.target[2]) * pixel
     rows = g.outputs_within(1, host.caches().l1, wide)  # whose patch fits into the L1 cache
-    scratch_bytes = round_up(16 * pairs, 64) + g.reach(1, rows) * wide + 64
+    offsets = round_up(8 * steps * (1 if quads else 2), 64)
     least, most, zero = q.bounds
     arguments = QuantizedDepthwiseArguments(
         x=q.x,
@@ -322,13 +324,14 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
         shift=sums.shift,
         blocks=blocks,
         **g.arguments(),
-        pairs=pairs,
+        steps=steps,
         low=least,
         high=most,
         y_zero=zero,
         x_zero=zero_point_argument(low, q.x_zero, q.x.dtype),
         unit_rows=rows,
-        **low.worker_scratch(scratch_bytes),
+        # A quad may read as many bytes beyond the patch.
+        **low.worker_scratch(offsets + g.reach(1, rows) * wide + 64),
     )
     units = g.images * blocks * -(-g.target[1] // rows)
     low.emit(
@@ -337,6 +340,7 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
             "depthwise",
             dtype=q.x.dtype,
             output=q.y.dtype,
+            flavour=tile.flavour,
         ),
         arguments,
         units,
@@ -344,3 +348,13 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
         flops=g.flops,
         bytes=q.x.nbytes + q.y.nbytes,
     )
+
+
+def _multiplies_quads(q: QuantizedOperands, g: Geometry) -> bool:
+    """Return whether a depthwise convolution multiplies four adjacent taps of bytes at once."""
+    forced = q.low.options.get("INTEGER_FLAVOUR")
+    known = q.x_zero is None or q.x_zero.known is not None
+    fits = known and fits_int8(q.w, q.w_zero) and g.dilations[2] == 1
+    # Vectors of 256 bits need as many instructions to interleave quads as they save products.
+    fast = host.has_vnni() and host.has_512_bit_vectors()
+    return fits and (fast if forced is None else forced == "quads")

@@ -1,7 +1,11 @@
-"""Quantized depthwise convolutions in blocks of 16 channels, over pairs of taps.
+"""Quantized depthwise convolutions in blocks of 16 channels, over pairs or quads of taps.
 
 The input of a work unit is first copied to a patch in scratch memory, with its padding; see
-`patches`.
+`patches`. A depthwise convolution has no sum over channels, so that the products that an
+instruction adds are those of taps, whose pixels are interleaved channel by channel:
+
+- ``pairs``: two taps as 16-bit integers (vpmaddwd), anywhere in the window.
+- ``quads``: four adjacent taps of a row of the kernel as bytes (vpdpbusd with vectors of 512 bits).
 """
 
 from __future__ import annotations
@@ -15,29 +19,39 @@ from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import Address, WordBlock
-from subgraph.engine.codegen.dot import emit_pair_products
+from subgraph.engine.codegen.dot import emit_dot4, emit_pair_products
 from subgraph.engine.codegen.emit import Emit, private_function
-from subgraph.engine.codegen.irtools import I16, I32, I64, load_at, store_at
+from subgraph.engine.codegen.irtools import (
+    I8,
+    I16,
+    I32,
+    I64,
+    load_at,
+    shuffle_vectors,
+    store_at,
+)
 from subgraph.engine.codegen.simd import ld_i8, ld_u8, st_i64
 from subgraph.engine.codegen.tile_int import BLOCK, Requantizer
 
 from .arguments import QuantizedDepthwiseArguments
-from .patches import PatchBox, patch_copier
+from .patches import PatchBox, element_bytes, patch_copier
+from .qlinear_packing import QUAD
 
-# 4 pixels have 8 vectors of sums, which fit in AVX2's 16 registers beside 2 of weights, 2 of pixels
-# and those of a product.
-_TILE_PIXELS = 4  # most pixels of a depthwise tile
+# Most pixels of a tile. Of pairs, 4 pixels have 8 vectors of sums, which fit in 16 registers beside
+# 2 of weights, 2 of pixels and those of a product. Of quads, a pixel has one of 32 registers.
+_TILE_PIXELS = {"pairs": 4, "quads": 8}
 
 
 class DepthwiseTileBlock(WordBlock):
-    """Arguments of a depthwise tile.
+    """Arguments of a depthwise tile. A step is a pair or a quad of taps.
 
     Attributes:
         x: First pixel of the patch.
         x_step: Bytes between the pixels that adjacent outputs read.
-        taps: Two 64-bit numbers for each pair of taps: their bytes from the first pixel.
-        pairs: Pairs of taps.
-        weights: int16, ``[pair][16 channels][2]``.
+        taps: 64-bit numbers: bytes from the first pixel to each tap of a pair, or to the first tap
+            of a quad.
+        steps: Steps of a window.
+        weights: ``[step][16 channels][taps of a step]``, int16 or int8.
         y: First pixel of the output.
         bias: First value of the sums, an int32 for each channel.
         scale: float32 for each channel.
@@ -50,7 +64,7 @@ class DepthwiseTileBlock(WordBlock):
     x: Address
     x_step: int
     taps: Address
-    pairs: int
+    steps: int
     weights: Address
     y: Address
     bias: Address
@@ -64,67 +78,117 @@ class DepthwiseTileBlock(WordBlock):
 _depthwise_block, _box = stack_block(DepthwiseTileBlock), stack_block(PatchBox)
 
 
-def _emit_depthwise(e: Emit, t: Any, count: int, output: str) -> None:
+class _Pairs:
+    """Emits a step of two taps of 16-bit integers.
+
+    Attributes:
+        orders: The channels of each vector of sums.
+        offsets: Offsets of a step in the table of taps.
+    """
+
+    # Unpacking 128-bit halves of vectors interleaves channels.
+    orders = ([*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)])
+    offsets = 2
+
+    @staticmethod
+    def weights(builder: Any, at: Any) -> list[Any]:
+        """Return the weights of a step for each vector of sums."""
+        line = ir.VectorType(I16, BLOCK)
+        return [load_at(builder, builder.add(at, I64(32 * j)), line, 2) for j in (0, 1)]
+
+    @staticmethod
+    def add(builder: Any, sums: list[Any], taps: list[Any], weights: list[Any]) -> list[Any]:
+        """Return the sums of a pixel with the products of a step, whose taps are at ``taps``."""
+        line = ir.VectorType(I16, BLOCK)
+        one, two = (load_at(builder, at, line, 2) for at in taps)
+        lows = [k for q in (0, 8) for i in range(4) for k in (q + i, BLOCK + q + i)]
+        mixed = [shuffle_vectors(builder, one, two, [k + high for k in lows]) for high in (0, 4)]
+        return [
+            builder.add(total, emit_pair_products(builder, each, weight))
+            for total, each, weight in zip(sums, mixed, weights, strict=True)
+        ]
+
+
+class _Quads:
+    """Emits a step of four adjacent taps of bytes; the attributes are those of `_Pairs`."""
+
+    orders = (list(range(BLOCK)),)
+    offsets = 1
+
+    @staticmethod
+    def weights(builder: Any, at: Any) -> list[Any]:
+        """Return the weights of a step for each vector of sums."""
+        return [load_at(builder, at, ir.VectorType(I32, BLOCK), 4)]
+
+    @staticmethod
+    def add(builder: Any, sums: list[Any], taps: list[Any], weights: list[Any]) -> list[Any]:
+        """Return the sums of a pixel with the products of a step, whose taps are at ``taps``."""
+        bytes_ = load_at(builder, taps[0], ir.VectorType(I8, QUAD * BLOCK), 1)
+        mixed = shuffle_vectors(
+            builder, bytes_, None, [k * BLOCK + c for c in range(BLOCK) for k in range(QUAD)]
+        )
+        quads = builder.bitcast(mixed, ir.VectorType(I32, BLOCK))
+        return [emit_dot4(builder, sums[0], quads, weights[0])]
+
+
+_STEPS: dict[str, type[_Pairs | _Quads]] = {"pairs": _Pairs, "quads": _Quads}
+
+
+def _emit_depthwise(e: Emit, t: Any, count: int, flavour: str, output: str) -> None:
     """Emit a depthwise tile.
 
     Args:
         e: Where code is emitted.
         t: Address of the tile's `DepthwiseTileBlock`.
         count: Pixels of the tile.
+        flavour: ``"pairs"`` or ``"quads"``.
         output: Dtype of the output.
     """
-    half = BLOCK // 2
-    # vpmaddwd adds two adjacent products. A depthwise convolution has no sum over channels, so that
-    # these are the products of two taps, whose pixels are interleaved channel by channel.
-    lows = [k for q in (0, 8) for i in range(4) for k in (q + i, BLOCK + q + i)]
-    highs = [k + 4 for k in lows]
-    # Unpacking 128-bit halves of vectors interleaves channels; this is the order of the sums.
-    order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
+    step, b = _STEPS[flavour], e.b
     e.declaration = DepthwiseTileBlock
-    b = e.b
-    line, kind = ir.VectorType(I16, BLOCK), ir.VectorType(I32, half)
-    bias = e.word(t, "bias")
-    parts = [_pick(b, bias, kind, order[:8]), _pick(b, bias, kind, order[8:])]
+    bias, kind = e.word(t, "bias"), ir.VectorType(I32, e.lanes)
+    parts = [_pick(b, bias, kind, order) for order in step.orders]
     acc = [[e.variable(part) for part in parts] for _ in range(count)]
-    x, ars = e.word(t, "x"), e.word(t, "x_step")
+    x, x_step = e.word(t, "x"), e.word(t, "x_step")
     table, weights = e.variable(e.word(t, "taps")), e.variable(e.word(t, "weights"))
-    with e.loop(e.word(t, "pairs")):
+    with e.loop(e.word(t, "steps")):
         # The taps of a pair may lie in different rows, so that each has its offset in a table,
         # which all tiles share, in place of loops over rows and columns.
-        first = b.add(x, e.load_i64(e.get(table)))
-        second = b.add(x, e.load_i64(b.add(e.get(table), I64(8))))
-        w = [load_at(b, b.add(e.get(weights), I64(32 * j)), line, 2) for j in (0, 1)]
+        at = e.get(table)
+        taps = [b.add(x, e.load_i64(b.add(at, I64(8 * k)))) for k in range(step.offsets)]
+        w = step.weights(b, e.get(weights))
         for i in range(count):
-            move = b.mul(ars, I64(i))
-            one, two = (load_at(b, b.add(at, move), line, 2) for at in (first, second))
-            for j, picks in enumerate((lows, highs)):
-                mixed = b.shuffle_vector(one, two, ir.Constant(ir.VectorType(I32, BLOCK), picks))
-                total = e.get(acc[i][j])
-                e.put(acc[i][j], b.add(total, emit_pair_products(b, mixed, w[j])))
-        e.step(table, I64(16))
-        e.step(weights, I64(64))
-    end = Requantizer(b, half, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
+            move = b.mul(x_step, I64(i))
+            sums = [e.get(slot) for slot in acc[i]]
+            sums = step.add(b, sums, [b.add(tap, move) for tap in taps], w)
+            for slot, total in zip(acc[i], sums, strict=True):
+                e.put(slot, total)
+        e.step(table, I64(8 * step.offsets))
+        e.step(weights, I64(4 * BLOCK))
+    end = Requantizer(b, e.lanes, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
     scale, shift = e.word(t, "scale"), e.word(t, "shift")
-    scales = [_pick(b, scale, end.real, order[k : k + 8]) for k in (0, 8)]
-    slots = [e.variable(end.real(None)) for _ in range(2)]
+    scales = [_pick(b, scale, end.real, order) for order in step.orders]
+    slots = [e.variable(end.real(None)) for _ in scales]
     # Without a shift zeros are added: one code serves both cases.
     with e.when(b.icmp_signed("!=", shift, I64(0))):
-        for j in (0, 1):
-            e.put(slots[j], _pick(b, shift, end.real, order[8 * j : 8 * j + 8]))
+        for slot, order in zip(slots, step.orders, strict=True):
+            e.put(slot, _pick(b, shift, end.real, order))
+    order = [channel for part in step.orders for channel in part]
     for i in range(count):
-        sums = [end.scaled(e.get(acc[i][j]), scales[j], e.get(slots[j])) for j in (0, 1)]
+        sums = [end.scaled(e.get(v), scales[j], e.get(slots[j])) for j, v in enumerate(acc[i])]
         whole = end.packed(sums, order)  # the permutation is its own inverse
         store_at(b, b.add(e.word(t, "y"), I64(BLOCK * i)), whole, 1)
 
 
-def _depthwise_tile(output: str) -> Any:
-    """Return ``tile(t, count)``: 1 to 4 pixels of 16 channels, over pairs of taps."""
-    half = BLOCK // 2
+def _depthwise_tile(flavour: str, output: str) -> Any:
+    """Return ``tile(t, count)``: pixels of 16 channels, at most `_TILE_PIXELS` of the flavour."""
+    lanes = BLOCK // len(_STEPS[flavour].orders)
 
     def define(module: Any, count: int) -> Any:
-        function = private_function(module, f"int_depthwise_{output}_{count}")
+        function = private_function(module, f"int_depthwise_{flavour}_{output}_{count}")
         builder = ir.IRBuilder(function.append_basic_block("entry"))
-        _emit_depthwise(Emit(builder, "float32", half), function.args[0], count, output)
+        emitter = Emit(builder, "float32", lanes)
+        _emit_depthwise(emitter, function.args[0], count, flavour, output)
         builder.ret_void()
         return function
 
@@ -133,7 +197,7 @@ def _depthwise_tile(output: str) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             done = builder.append_basic_block("tile_done")
             switch = builder.switch(args[1], done)
-            for number in range(1, _TILE_PIXELS + 1):
+            for number in range(1, _TILE_PIXELS[flavour] + 1):
                 function = define(builder.module, number)
                 case = builder.append_basic_block("tile")
                 switch.add_case(I64(number), case)
@@ -158,27 +222,39 @@ def _pick(builder: Any, address: Any, kind: Any, indices: list[int]) -> Any:
 
 
 @register_jitable
-def _set_taps(a: QuantizedDepthwiseArguments, table: int, nw: int) -> None:
-    """Write the offsets of the taps in a patch with rows of ``nw`` pixels."""
+def _set_pairs(a: QuantizedDepthwiseArguments, table: int, nw: int) -> None:
+    """Write the offsets of the taps of pairs in a patch with rows of ``nw`` pixels."""
     taps = a.kernel_height * a.kernel_width
-    for k in range(2 * a.pairs):
+    for k in range(2 * a.steps):
         tap = min(k, taps - 1)  # after the last tap weights are zero
         down, along = tap // a.kernel_width, tap % a.kernel_width
         pixel = down * a.dilation_height * nw + along * a.dilation_width
         st_i64(table + 8 * k, pixel * BLOCK * 2)
 
 
-def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
+@register_jitable
+def _set_quads(a: QuantizedDepthwiseArguments, table: int, nw: int) -> None:
+    """Write the offsets of the first taps of quads in a patch with rows of ``nw`` pixels."""
+    along = a.steps // a.kernel_height
+    for k in range(a.steps):
+        pixel = k // along * a.dilation_height * nw + k % along * QUAD
+        st_i64(table + 8 * k, pixel * BLOCK)
+
+
+def depthwise(*, dtype: str, output: str, flavour: str) -> Callable[..., None]:
     """Return the kernel of `QuantizedDepthwiseArguments`: a depthwise convolution in blocks.
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
         output: Dtype of the output, "uint8" or "int8".
+        flavour: ``"pairs"`` or ``"quads"``.
     """
     arguments = view_of(QuantizedDepthwiseArguments)
-    copy_patch = patch_copier(dtype, "pairs", "blocked")
+    copy_patch = patch_copier(dtype, flavour, "blocked")
     load_zero = ld_i8 if dtype == "int8" else ld_u8
-    tile = _depthwise_tile(output)
+    tile, most = _depthwise_tile(flavour, output), _TILE_PIXELS[flavour]
+    set_taps = _set_pairs if flavour == "pairs" else _set_quads
+    offsets, pixel = _STEPS[flavour].offsets, BLOCK * element_bytes(flavour)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -187,15 +263,14 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
         oh_n, ow_n = a.output_height, a.output_width
         row_blocks = (oh_n + rb - 1) // rb
         table = a.scratch + worker * a.scratch_bytes
-        pairs = a.pairs
-        # The table takes whole cache lines, as each pixel of the patch after it is half of one.
-        patch = table + (16 * pairs + 63) // 64 * 64
+        # The table takes whole cache lines, as each pixel of the patch after it is a part of one.
+        patch = table + (8 * offsets * a.steps + 63) // 64 * 64
         plane_in, zero = a.image_height * a.image_width * BLOCK, load_zero(a.x_zero)
         nw = (ow_n - 1) * a.stride_width + (a.kernel_width - 1) * a.dilation_width + 1
-        _set_taps(a, table, nw)
-        t.x_step = a.stride_width * BLOCK * 2
+        set_taps(a, table, nw)
+        t.x_step = a.stride_width * pixel
         t.taps = table
-        t.pairs = pairs
+        t.steps = a.steps
         t.low = a.low
         t.high = a.high
         t.zero = a.y_zero
@@ -203,7 +278,7 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
         where.planes = 1
         where.plane_step = 1
         # For the copy each block of channels is an image of its own.
-        plane_of = (1, 1, a.image_height, a.image_width, BLOCK, BLOCK * 2)
+        plane_of = (1, 1, a.image_height, a.image_width, BLOCK, pixel)
         for unit in range(begin, end):
             oh, plane = unit % row_blocks * rb, unit // row_blocks
             block = plane % blocks
@@ -215,16 +290,16 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
             )
             where.columns = nw
             copy_patch(plane_of, a.x + plane * plane_in, patch, zero, where)
-            t.weights = a.weights + block * pairs * 64
+            t.weights = a.weights + block * a.steps * 64
             t.bias = a.bias + block * 64
             t.scale = a.scale + block * 64
             t.shift = a.shift + block * 64 if a.shift != 0 else 0
             for r in range(rows):
                 to = a.y + ((plane * oh_n + oh + r) * ow_n) * BLOCK
-                x = patch + r * a.stride_height * nw * BLOCK * 2
+                x = patch + r * a.stride_height * nw * pixel
                 i = 0
                 while i < ow_n:
-                    count = min(_TILE_PIXELS, ow_n - i)
+                    count = min(most, ow_n - i)
                     t.x = x + i * t.x_step
                     t.y = to + i * BLOCK
                     tile(t, count)

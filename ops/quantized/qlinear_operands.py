@@ -181,7 +181,7 @@ def choose_tile(
         depth: Products of a sum.
         source: Source of the patches.
         dilated: Whether the taps of a kernel row are apart. For an image each of them would be a
-            step of a matrix tile, whose 64 bytes are four pixels of four channels or more.
+            step of a matrix tile, which has 64 bytes.
     """
     forced = q.low.options.get("INTEGER_FLAVOUR")
     fits = fits_int8(q.w, q.w_zero)

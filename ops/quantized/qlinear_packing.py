@@ -18,6 +18,7 @@ from subgraph.ops.shared.tile_planning import round_up
 from subgraph.system import host
 
 BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, without numba
+QUAD = 4  # adjacent taps that a step of a depthwise convolution multiplies as bytes
 LINE = 16  # bounds that `saturation_kernels` compares at a time; rows of bounds are padded to it
 
 # How a step of an integer tile multiplies; see `subgraph.engine.codegen.tile_int`.

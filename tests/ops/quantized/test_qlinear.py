@@ -90,7 +90,73 @@ def test_convolutions(
     np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("flavour", ["matrix"])
+@pytest.mark.parametrize("flavour", ["pairs", "quads"])
+@FEW
+@given(
+    channels=st.integers(17, 50),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+    size=st.tuples(st.integers(5, 12), st.integers(9, 30)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilations=st.tuples(st.integers(1, 2), st.sampled_from([1, 1, 2])),
+    pads=st.tuples(*[st.integers(0, 4)] * 4),
+    dtypes=st.tuples(BYTES, BYTES),
+    weight_zero=st.sampled_from(["usual", "usual", "any"]),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_depthwise_convolutions(
+    flavour: str,
+    channels: int,
+    kernel: tuple[int, int],
+    size: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    pads: tuple[int, ...],
+    dtypes: tuple[str, str],
+    weight_zero: str,
+    threads: int,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    dilations = tuple(
+        1 if 2 * (k - 1) >= n else d for d, k, n in zip(dilations, kernel, size, strict=True)
+    )
+    x, w = draw(rng, dtypes[0], 2, channels, *size), draw(rng, dtypes[1], channels, 1, *kernel)
+    x_zero, y_zero = draw(rng, dtypes[0], 2)
+    usual = 0 if dtypes[1] == "int8" else 128
+    w_zero = np.full(channels, usual, dtypes[1])
+    if weight_zero == "any":
+        w_zero = draw(rng, dtypes[1], channels)
+    signed = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
+    shifted = x.astype(np.int64) - int(x_zero)
+    sums = np.concatenate(
+        [
+            windows(shifted[:, c : c + 1], signed[c : c + 1], strides, pads, dilations=dilations)
+            for c in range(channels)
+        ],
+        axis=1,
+    )
+    bias = rng.integers(-5000, 5000, channels).astype(np.int32)
+    scales = np.array(0.02, np.float32), rng.uniform(0.001, 0.02, channels).astype(np.float32)
+    y_scale = np.array(0.4, np.float32)
+    scale = (scales[0] * scales[1] / y_scale).reshape(-1, 1, 1)
+    wanted = requantised(sums + bias.reshape(-1, 1, 1), scale, int(y_zero), dtypes[0])
+    (got,) = run_node(
+        "QLinearConv",
+        [x, scales[0], np.asarray(x_zero), w, scales[1], w_zero, y_scale, np.asarray(y_zero), bias],
+        [sums.shape],
+        {"strides": strides, "pads": pads, "dilations": dilations, "group": channels},
+        constant=range(1, 9),
+        blocked=(0,),
+        out_layout="blocked",
+        threads=threads,
+        cuts=[0.4],
+        options={"INTEGER_FLAVOUR": flavour},
+    )
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("flavour", ["pairs", "quads", "matrix"])
 @FEW
 @given(
     channels=st.tuples(st.integers(1, 4), st.integers(1, 40)),
@@ -113,7 +179,7 @@ def test_images_of_few_channels(
     threads: int,
     seed: int,
 ) -> None:
-    """Rows of a kernel take one step of a matrix tile, or two if they are wider than 16 pixels."""
+    """Rows of a kernel take one step of a matrix tile, or two if they have more than 64 bytes."""
     rng = np.random.default_rng(seed)
     inputs, outputs = channels
     x = draw(rng, dtype, 2, inputs, *size)
