@@ -10,7 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from subgraph.engine.codegen.irtools import F32, I8, I32, call_intrinsic, emit_fma
+from subgraph.engine.codegen.irtools import F32, I8, I32, call_intrinsic, emit_fma, emit_quotient
 
 from .vector_kernels import like, merge
 
@@ -59,20 +59,11 @@ def quantized(builder: Any, x: Value, scale: Value, zero: Value | None, dtype: s
 
 
 def _quotient(builder: Any, x: Value, divisor: Value) -> Value:
-    """Emit ``x / divisor``, rounded once, for a divisor between the scales above.
-
-    With ``r``, the inverse rounded, and the rest of the inverse the first estimate is next to the
-    quotient. A step by its remainder, which is exact, then gives the rounded quotient (Markstein,
-    "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 8).
-    """
+    """Emit ``x / divisor``, rounded once, for a divisor between the scales above."""
     one = like(x, "float32", 1.0)
     inverse = builder.fdiv(one, divisor)
-    minus = builder.fneg(divisor)
-    rest = builder.fmul(emit_fma(builder, inverse, minus, one), inverse)
-    estimate = builder.fmul(x, inverse)
-    better = emit_fma(builder, x, rest, estimate)
-    remainder = emit_fma(builder, better, minus, x)
-    result = emit_fma(builder, remainder, inverse, better)
+    rest = builder.fmul(emit_fma(builder, inverse, builder.fneg(divisor), one), inverse)
+    result = emit_quotient(builder, x, divisor, inverse, rest)
     # An infinite estimate has no remainder.
     known = builder.fcmp_ordered("ord", result, result)
-    return builder.select(known, result, estimate)
+    return builder.select(known, result, builder.fmul(x, inverse))

@@ -112,6 +112,8 @@ class QuantizedProductArguments(_QuantizedArguments):
         largest_at: Guarded: bytes of scratch before the largest bytes of a patch.
         faults_at: Guarded: bytes of scratch before the list of faults.
         most_faults: Guarded: faults that are corrected in a panel.
+        residual: Bytes that are added to the result, in its layout; 0: none. The fields from here
+            on are those of `IntegerTileBlock`.
     """
 
     groups: int
@@ -140,6 +142,12 @@ class QuantizedProductArguments(_QuantizedArguments):
     largest_at: int
     faults_at: int
     most_faults: int
+    residual: Address
+    residual_scales: Address
+    residual_zero: int
+    sum_low: float
+    sum_high: float
+    sum_zero: int
 
 
 class QuantizedDepthwiseArguments(_QuantizedArguments):

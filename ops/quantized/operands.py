@@ -146,7 +146,8 @@ def qlinear_conv_operands(
 def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -> None:
     """Require that filters, scales, zero points and bias fit, as QLinearConv does.
 
-    ``others`` are x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias and its scale.
+    ``others`` are x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias and its scale, and
+    those of a residual (`qlinear_operands`), which the lowering checks.
     """
     padded: list[Tensor | None] = list(others)
     padded += [None] * 9

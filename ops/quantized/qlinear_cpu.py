@@ -117,9 +117,13 @@ def _convolution(node: Node, q: QuantizedOperands) -> None:
     """
     if not q.y.size:
         return
+    if q.residual is not None and q.residual.bytes.layout != "blocked":
+        q.residual = attrs.evolve(q.residual, bytes=blocked(q.low, BLOCK, q.residual.bytes))
     g = conv_geometry(node, q.x, q.w, q.y)
     flat = g.kernel[0] == g.source[0] == g.target[0] == 1
     if flat and g.groups > 1 and g.inputs == g.outputs == 1 and q.y.layout == "blocked":
+        if q.residual is not None:
+            raise Unsupported("a residual of a depthwise convolution")
         _depthwise(q, g)
     else:
         _direct(q, g)

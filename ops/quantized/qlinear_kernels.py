@@ -416,6 +416,11 @@ def _set_loops(
     t.low = product.low
     t.high = product.high
     t.zero = product.y_zero
+    t.residual_scales = product.residual_scales
+    t.residual_zero = product.residual_zero
+    t.sum_low = product.sum_low
+    t.sum_high = product.sum_high
+    t.sum_zero = product.sum_zero
 
 
 def _panel_runner(item: int, matrix: bool) -> Any:
@@ -480,6 +485,7 @@ def _panel_runner(item: int, matrix: bool) -> Any:
                 to = y + r * row_out + i * crs
                 t.a = x + r * row_in + i * t.a_row
                 t.c = corner if cut else to
+                t.residual = to + (product.residual - product.y)
                 t.row_sums = where.row_sums + 4 * i if where.row_sums != 0 else 0
                 # The rows of a tile include those between the two rows of outputs.
                 call_kernel(where.tile, t, m + (gap if m > cols else 0), vectors, 0)

@@ -2,12 +2,16 @@
 
 The fused forms (``passes/fuse/quantized.py`` makes them of QDQ models)::
 
-    FusedQLinearConv(X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, B, b_scale)
+    FusedQLinearConv(X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, B, b_scale,
+                     R, r_scale, r_zero, own_scale, sum_scale, sum_zero)
     FusedQLinearMatMul(A, a_scale, a_zero, B, b_scale, b_zero, y_scale, y_zero, C, c_scale)
 
 A bias of int32 without a scale has the scale of the sums and is added to them exactly; with a
 scale, or as float32, it is added to the scaled sum. Attributes ``low`` and ``high`` are bounds of
 the quantized result (an activation); ``transB``. Without ``y_scale`` the result is float32.
+
+With a residual R, bytes of the shape of the result, the quantized result is dequantized with
+``own_scale``, added to R, and quantized again; attributes ``sum_low`` and ``sum_high``.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ class QuantizedOperands:
         bias: One number for each output.
         bias_scale: Scale of a quantized bias; None: that of the sums.
         bounds: Bounds of the result less its zero point, and the zero point.
+        residual: What is added to the result and quantized with it again.
     """
 
     low: Lowering
@@ -65,6 +70,25 @@ class QuantizedOperands:
     bias: Operand | None = None
     bias_scale: Operand | None = None
     bounds: tuple[float, float, int] = (-math.inf, math.inf, 0)
+    residual: Residual | None = None
+
+
+@attrs.frozen
+class Residual:
+    """Bytes that are added to a quantized result.
+
+    Attributes:
+        bytes: The bytes, in the shape of the result.
+        zero: Their zero point.
+        scales: Scales of the result, of the bytes and of the sum, with the inverse of the latter
+            and its rest; see `IntegerTileBlock.residual_scales`.
+        bounds: As `QuantizedOperands.bounds`, of the sum.
+    """
+
+    bytes: Operand
+    zero: int
+    scales: Argument
+    bounds: tuple[float, float, int]
 
 
 @attrs.frozen
@@ -122,8 +146,40 @@ def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
     y = low.output()
     bounds = _bounds(node, y, y_zero)
     return QuantizedOperands(
-        low, x, w, y, x_zero, w_zero, x_scale, w_scale, y_scale, bias, bias_scale, bounds
-    )
+        low, x, w, y, x_zero, w_zero, x_scale, w_scale, y_scale, bias, bias_scale, bounds,
+        _residual(node, low, y),
+    )  # fmt: skip
+
+
+def _residual(node: Node, low: Lowering, y: Operand) -> Residual | None:
+    """Return what is added to the result of a node; None without it.
+
+    Raises:
+        Unsupported: It has another shape or dtype than the result, or scales are no weights.
+    """
+    added, scale, zero, own_scale, sum_scale, sum_zero = map(low.optional, range(10, 16))
+    if added is None:
+        return None
+    if added.shape != y.shape or added.dtype != y.dtype:
+        raise Unsupported("a residual of another shape or dtype")
+    scales = [o for o in (own_scale, scale, sum_scale) if o is not None and o.constant]
+    if len(scales) < 3 or any(o.dtype != "float32" or o.size != 1 for o in scales):
+        raise Unsupported("scales of a sum that are computed at run time")
+    zeros = known_zero(zero)
+    if zeros.size != 1:
+        raise Unsupported("zero points for each row")
+    packed = low.weight("scales of a sum", _sum_scales, *scales)
+    return Residual(added, int(zeros[0]), packed, _bounds(node, y, sum_zero, "sum_"))
+
+
+def _sum_scales(own: Array, residual: Array, total: Array) -> Array:
+    """Return the scales of a residual and its sum; see `IntegerTileBlock.residual_scales`."""
+    one, total = np.float32(1), total.reshape(-1)[0]
+    inverse = one / total
+    # In float64 the product and the difference are exact, so that the rest is rounded once, as by a
+    # fused multiply-add.
+    rest = np.float32(1 - np.float64(inverse) * np.float64(total)) * inverse
+    return np.array([own.reshape(-1)[0], residual.reshape(-1)[0], total, inverse, rest])
 
 
 def integer_operands(low: Lowering) -> QuantizedOperands:
@@ -145,8 +201,17 @@ def known_zero(operand: Operand | None) -> Array:
     return operand.known.astype(np.int64).reshape(-1)
 
 
-def _bounds(node: Node, y: Operand, y_zero: Operand | None) -> tuple[float, float, int]:
-    """Return the bounds of the result less its zero point, and the zero point."""
+def _bounds(
+    node: Node, y: Operand, y_zero: Operand | None, prefix: str = ""
+) -> tuple[float, float, int]:
+    """Return the bounds of a result less its zero point, and the zero point.
+
+    Args:
+        node: The node.
+        y: The result, or one of its dtype.
+        y_zero: The zero point.
+        prefix: What the names of the attributes with the bounds begin with.
+    """
     if y.dtype not in BYTES:
         return -math.inf, math.inf, 0
     zero = known_zero(y_zero)
@@ -154,7 +219,7 @@ def _bounds(node: Node, y: Operand, y_zero: Operand | None) -> tuple[float, floa
         raise Unsupported("zero points for each row")
     info = np.iinfo(y.dtype)
     # An activation's bound may lie outside the range of the dtype.
-    ends = (node.attrs.get("low", info.min), node.attrs.get("high", info.max))
+    ends = (node.attrs.get(f"{prefix}low", info.min), node.attrs.get(f"{prefix}high", info.max))
     least, most = (min(max(int(end), int(info.min)), int(info.max)) for end in ends)
     return float(least - zero[0]), float(most - zero[0]), int(zero[0])
 

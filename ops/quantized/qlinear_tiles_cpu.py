@@ -180,6 +180,7 @@ def emit_tiles(
         quads_tile=_tile_kernel("quads", tile, q) if checked else 0,
         bounds=weights.bounds,
         **areas,
+        **_residual_arguments(q),
     )
     boxes = g.target[0] * -(-g.target[1] // rows) * -(-g.target[2] // columns)
     count = g.images * g.groups * boxes * -(-panels // part)
@@ -193,17 +194,28 @@ def emit_tiles(
         count,
         grain=grain(count, g.flops // 2),
         flops=g.flops,
-        bytes=q.x.nbytes + q.w.nbytes + q.y.nbytes,
+        bytes=q.x.nbytes + q.w.nbytes + q.y.nbytes * (2 if q.residual else 1),
     )  # fmt: skip
+
+
+def _residual_arguments(q: QuantizedOperands) -> dict[str, Any]:
+    """Return the fields of `QuantizedProductArguments` about a residual."""
+    names = ("residual", "residual_scales", "residual_zero", "sum_low", "sum_high", "sum_zero")
+    values: tuple[Any, ...] = (0, 0, 0, 0.0, 0.0, 0)
+    if q.residual is not None:
+        values = (q.residual.bytes, q.residual.scales, q.residual.zero, *q.residual.bounds)
+    return dict(zip(names, values, strict=True))
 
 
 def _tile_kernel(flavour: Flavour, tile: Tile, q: QuantizedOperands) -> Kernel:
     """Return the integer tile of a flavour."""
+    options = {} if q.residual is None else {"residual": True}
     if flavour == "matrix":
         return Kernel(
-            "subgraph.engine.codegen.matrix_tile_int", "integer_contraction", output=q.y.dtype
-        )
+            "subgraph.engine.codegen.matrix_tile_int", "integer_contraction",
+            output=q.y.dtype, **options,
+        )  # fmt: skip
     return Kernel(
         "subgraph.engine.codegen.tile_int", "integer_contraction",
-        flavour=flavour, weights=tile.weights, output=q.y.dtype,
+        flavour=flavour, weights=tile.weights, output=q.y.dtype, **options,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from subgraph.passes.patterns import FUSION_PASSES, MATCHERS, PatternProperty, S
 from subgraph.transform.pass_manager import apply_pass, may_change, register_pass
 
 from .elementwise import ElementwiseProperty
+from .quantized_sums import add_residuals
 
 
 @register_pass("CpuFusion")
@@ -54,7 +55,8 @@ class CpuFusion:
         graph = _applied(graph, "PadDynamicOutputs")
         graph = self._fused(graph, "transformer", "epilogue", "activation")
         # Last, since activations that were chains of primitives are single nodes by now.
-        return apply_pass(graph, "PartitionGraph", properties=[ElementwiseProperty()])
+        graph = apply_pass(graph, "PartitionGraph", properties=[ElementwiseProperty()])
+        return add_residuals(graph, self.guards) if self.integers else graph
 
     def _fused(self, graph: Graph, *stages: Stage) -> Graph:
         """Apply the fusions of these stages: first all passes, then all patterns in one pass."""

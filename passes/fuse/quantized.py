@@ -79,7 +79,7 @@ def _copy(node: Node) -> Value:
 
 
 @attrs.frozen
-class _Conversion:
+class Conversion:
     """A DequantizeLinear or QuantizeLinear between 8-bit integers and float32."""
 
     node: Node
@@ -105,7 +105,7 @@ class _Conversion:
         return self.is_per_tensor or along
 
 
-def _conversion(context: Context, node: Node | None, op_type: str) -> _Conversion | None:
+def _conversion(context: Context, node: Node | None, op_type: str) -> Conversion | None:
     """Return a node as a conversion; None unless its scale and zero point are weights."""
     if node is None or not is_op(node, op_type) or node.attrs.get("block_size", 0):
         return None
@@ -121,27 +121,30 @@ def _conversion(context: Context, node: Node | None, op_type: str) -> _Conversio
     return found if found.zero is None or context.is_weight(found.zero) else None
 
 
-def _as_conversion(node: Node) -> _Conversion | None:
+def _as_conversion(node: Node) -> Conversion | None:
     source, scale, zero = (*node.inputs, None, None)[:3]
     if source is None or scale is None:
         return None
-    return _Conversion(node, source, scale, zero)
+    return Conversion(node, source, scale, zero)
 
 
-def dequantize_before(context: Context, value: Value | None) -> _Conversion | None:
+def dequantize_before(context: Context, value: Value | None) -> Conversion | None:
     """Return the DequantizeLinear that computes a value."""
     return None if value is None else _conversion(context, value.producer, "DequantizeLinear")
 
 
-def quantize_after(context: Context, value: Value) -> _Conversion | None:
+def quantize_after(context: Context, value: Value) -> Conversion | None:
     """Return the sole user of a value if it is a QuantizeLinear with one scale."""
     found = _conversion(context, context.sole_user(value), "QuantizeLinear")
     fits = found is not None and found.is_per_tensor and found.source is value
     return found if fits else None
 
 
-def _number(context: Context, value: Value | None) -> int | None:
-    """Return the zero point in a parameter of one element; 0 if there is no zero point."""
+def zero_point(context: Context, value: Value | None) -> int | None:
+    """Return the zero point in a parameter of one element; 0 if there is none.
+
+    None for any other value.
+    """
     number = 0 if value is None else context.scalar(value)
     return None if number is None else int(number)
 
@@ -174,7 +177,7 @@ def requantize_concat(graph: Graph) -> Graph:
     return graph
 
 
-def _requantized(node: Node, value: Value | None, end: _Conversion) -> Value:
+def _requantized(node: Node, value: Value | None, end: Conversion) -> Value:
     """Return a value quantized as by ``end``, a QuantizeLinear, and dequantized.
 
     Args:
@@ -201,11 +204,11 @@ class _Chain:
     """
 
     nodes: list[Node]
-    end: _Conversion
+    end: Conversion
     bounds: dict[str, Any]
 
 
-def _chain(context: Context, node: Node) -> _Chain | None:
+def chain_after(context: Context, node: Node) -> _Chain | None:
     """Return the QuantizeLinear after a product, with a Relu or Clip between; None if absent."""
     direct = quantize_after(context, node.outputs[0])
     if direct is not None:
@@ -217,7 +220,7 @@ def _chain(context: Context, node: Node) -> _Chain | None:
     if end is None:
         return None
     ends = (0.0, math.inf) if user.op_type == "Relu" else clip_bounds(context, user)
-    scale, zero = context.scalar(end.scale), _number(context, end.zero)
+    scale, zero = context.scalar(end.scale), zero_point(context, end.zero)
     if ends is None or scale is None or zero is None:
         return None
     bounds: dict[str, Any] = {}
@@ -233,7 +236,7 @@ def _chain(context: Context, node: Node) -> _Chain | None:
 
 
 def _bias(
-    context: Context, value: Value | None, x: _Conversion, w: _Conversion
+    context: Context, value: Value | None, x: Conversion, w: Conversion
 ) -> tuple[list[Node], Value | None, Value | None] | None:
     """Return the nodes of a bias, its value and its scale.
 
@@ -313,7 +316,7 @@ def _product(context: Context, node: Node, op_type: str, axis: int, rank: int) -
     # The kernels read B in a packed form that is computed from a weight.
     if not context.is_weight(w.source) or context.is_weight(x.source):
         return None
-    chain = _chain(context, node)
+    chain = chain_after(context, node)
     if chain is None:
         return None
     bias = _bias(context, node.inputs[2] if len(node.inputs) > 2 else None, x, w)
@@ -331,7 +334,7 @@ def _product(context: Context, node: Node, op_type: str, axis: int, rank: int) -
     )
 
 
-def _equal(context: Context, first: _Conversion, second: _Conversion) -> bool:
+def _equal(context: Context, first: Conversion, second: Conversion) -> bool:
     """Return whether two opposite conversions have the same scale, zero point and dtype."""
     kinds = dtype_of(first.source), dtype_of(second.node.outputs[0])
     if kinds[0] != kinds[1] or not first.is_per_tensor or not second.is_per_tensor:
@@ -339,7 +342,7 @@ def _equal(context: Context, first: _Conversion, second: _Conversion) -> bool:
     if first.scale is second.scale and first.zero is second.zero:
         return True
     scales = [context.scalar(each.scale) for each in (first, second)]
-    zeros = [_number(context, each.zero) for each in (first, second)]
+    zeros = [zero_point(context, each.zero) for each in (first, second)]
     return scales[0] is not None and scales[0] == scales[1] and zeros[0] == zeros[1] is not None
 
 
@@ -374,7 +377,7 @@ def concat(context: Context, node: Node) -> Match | None:
     end = quantize_after(context, node.outputs[0])
     if end is None:
         return None
-    conversions: list[_Conversion] = []
+    conversions: list[Conversion] = []
     for value in node.inputs:
         found = dequantize_before(context, value)
         if found is None or not _equal(context, found, end):

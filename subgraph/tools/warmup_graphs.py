@@ -373,7 +373,8 @@ def _quantized(dtype: str) -> Graph:
     wide = steps(ops.Relu(ops.Conv(h, weight(64, 32, 1, 1))))
     deep = steps(ops.Relu(_padded(wide, weight(64, 1, 3, 3), group=64)))
     h = steps(ops.Add(h, steps(ops.Conv(deep, weight(32, 64, 1, 1)))))
-    h = steps(ops.Relu(ops.Add(h, steps(_padded(h, weight(32, 32, 3, 3))))))
+    # The sum with a depthwise convolution is a step of its own.
+    h = steps(ops.Relu(ops.Add(h, steps(_padded(h, weight(32, 1, 3, 3), group=32)))))
     h = steps(ops.Flatten(ops.GlobalAveragePool(steps(h))))
     h = steps(ops.Relu(ops.Gemm(h, weight(16, 32), transB=1)))
     return Graph([x], [steps(ops.Gemm(h, weight(10, 16), transB=1))])

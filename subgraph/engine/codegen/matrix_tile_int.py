@@ -20,7 +20,7 @@ from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, load_at, splat_value, store_at
 from subgraph.engine.codegen.matrix_registers import LANES, ROW_BYTES, ROWS, RegisterTile
 from subgraph.engine.codegen.tile import size_switch
-from subgraph.engine.codegen.tile_int import IntegerTileBlock, TileRequantizer
+from subgraph.engine.codegen.tile_int import IntegerTileBlock, ResidualSum, TileRequantizer
 from subgraph.engine.codegen.tiling import MATRIX_TILE
 
 _LOOPS = ("outer", "middle", "inner")
@@ -78,7 +78,7 @@ class _MatrixTile(RegisterTile):
             self.loops(names[1:], e.variable(e.get(a)), b, steps)
             e.step(a, e.word(t, f"{names[0]}_a"))
 
-    def finish(self, rows: Any, output: str) -> None:
+    def finish(self, rows: Any, output: str, residual: bool) -> None:
         """Emit the epilogue of ``rows`` (LLVM int64) rows: requantize the sums and store them."""
         e, t, b = self.e, self.t, self.e.b
         kind = ir.VectorType(I32, LANES)
@@ -87,6 +87,7 @@ class _MatrixTile(RegisterTile):
         shifts = b.icmp_signed("!=", row_sums, I64(0))
         excess, c_block = e.word(t, "column_excess"), e.word(t, "c_block")
         end = None if output == "int32" else TileRequantizer(e, t, self.vectors, output)
+        total = ResidualSum(e, t, end) if residual and end is not None else None
         at_sum, c = e.variable(row_sums), e.variable(e.word(t, "c"))
         with self.sum_rows(sums, rows) as own:
             values = [
@@ -105,13 +106,15 @@ class _MatrixTile(RegisterTile):
                     value = end.of_vector(value, j)
                 if end is not None and output != "float32":
                     to = b.add(e.get(c), b.mul(c_block, I64(j)))
-                    store_at(b, to, end.packed([value], list(range(LANES))), 1)
+                    order = list(range(LANES))
+                    packed = total.packed([value], to) if total else end.packed([value], order)
+                    store_at(b, to, packed, 1)
                 else:
                     store_at(b, to, value, 4)
             e.step(c, e.word(t, "c_row"))
 
 
-def integer_contraction(*, output: str) -> Callable[..., None]:
+def integer_contraction(*, output: str, residual: bool = False) -> Callable[..., None]:
     """Return the kernel that computes one tile.
 
     Its arguments are ``(address of an IntegerTileBlock, rows, vectors, 0)`` with at most 32 rows
@@ -120,6 +123,7 @@ def integer_contraction(*, output: str) -> Callable[..., None]:
 
     Args:
         output: As in `subgraph.engine.codegen.tile_int.integer_contraction`.
+        residual: As there.
     """
     most, vectors = MATRIX_TILE
 
@@ -128,10 +132,11 @@ def integer_contraction(*, output: str) -> Callable[..., None]:
         tile.start()
         steps = e.word(t, "steps")
         tile.loops(_LOOPS, e.variable(e.word(t, "a")), e.variable(e.word(t, "b")), steps)
-        tile.finish(count, output)
+        tile.finish(count, output, residual)
 
     sizes = [(rows, v) for v in range(1, vectors + 1) for rows in range(1, most // ROWS + 1)]
-    tiles = size_switch(f"int_matrix_{output}", "float32", LANES, sizes, emit)
+    name = f"int_matrix_{output}{'_residual' if residual else ''}"
+    tiles = size_switch(name, "float32", LANES, sizes, emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         tiles(args, (begin + ROWS - 1) // ROWS, end, begin)

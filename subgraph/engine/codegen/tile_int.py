@@ -41,6 +41,7 @@ from subgraph.engine.codegen.irtools import (
     I64,
     call_intrinsic,
     concatenate,
+    emit_quotient,
     load_at,
     shuffle_vectors,
     splat_value,
@@ -89,6 +90,14 @@ class IntegerTileBlock(WordBlock):
         run_rows: Rows of sums that are a run of rows of C (matrix tiles only); 0: all rows are.
         gap_rows: Rows of sums between runs, which are not rows of C.
         first_run: Rows of the first run, if there are gaps.
+        residual: First element of the residual, whose strides are those of C.
+        residual_scales: float32 numbers: the scale of the result that the residual is added to,
+            that of the residual, and that of the sum with its inverse and the rest of the inverse
+            (`irtools.emit_quotient`).
+        residual_zero: Zero point of the residual.
+        sum_low: Lower bound of the sum before its zero point is added.
+        sum_high: Upper bound of the sum before its zero point is added.
+        sum_zero: Zero point of the sum.
     """
 
     a: Address
@@ -119,6 +128,12 @@ class IntegerTileBlock(WordBlock):
     run_rows: int
     gap_rows: int
     first_run: int
+    residual: Address
+    residual_scales: Address
+    residual_zero: int
+    sum_low: float
+    sum_high: float
+    sum_zero: int
 
 
 def integer_tile_shape() -> tuple[int, int, int]:
@@ -178,18 +193,28 @@ class Requantizer:
             order: For each byte the index of its value.
         """
         b = self.b
-        # The comparison is false for NaN, which becomes the upper bound; its conversion to an
-        # integer would be undefined.
-        values = [b.select(b.fcmp_ordered("<", v, self.high), v, self.high) for v in values]
         if self.lanes == 8 and host.has_saturating_packs():
-            return self._packed_lanes(values, order)
+            return self._packed_lanes([self._at_most(value) for value in values], order)
         zero = splat_value(b, b.trunc(self.zero, I32), self.lanes)
-        whole: list[Any] = []
-        for value in values:
-            value = b.select(b.fcmp_ordered(">", value, self.low), value, self.low)
-            whole.append(b.add(self._rounded(value), zero))
+        whole = [b.add(self._rounded(self._clamped(value)), zero) for value in values]
         ordered = shuffle_vectors(b, concatenate(b, whole), None, order)
         return b.trunc(ordered, ir.VectorType(I8, BLOCK))
+
+    def unpacked(self, value: Any) -> Any:
+        """Return a vector of the numbers that `packed` returns, less the zero point, as float32."""
+        value = self._clamped(value)
+        return call_intrinsic(self.b, f"llvm.rint.{suffix(self.real)}", self.real, [value])
+
+    def _at_most(self, value: Any) -> Any:
+        """Return values up to the upper bound."""
+        # The comparison is false for NaN, which becomes the upper bound; its conversion to an
+        # integer would be undefined.
+        return self.b.select(self.b.fcmp_ordered("<", value, self.high), value, self.high)
+
+    def _clamped(self, value: Any) -> Any:
+        """Return values between the bounds."""
+        value = self._at_most(value)
+        return self.b.select(self.b.fcmp_ordered(">", value, self.low), value, self.low)
 
     def _rounded(self, value: Any) -> Any:
         """Return values as int32, rounded to nearest even."""
@@ -253,6 +278,56 @@ class TileRequantizer(Requantizer):
     def of_vector(self, sums: Any, j: int) -> Any:
         """Return the scaled sums of vector j of a row."""
         return self.scaled(sums, self.scales[j], self.shifts[j])
+
+
+class ResidualSum:
+    """Emits the sum of a quantized result and a residual in bytes, quantized again.
+
+    The result is rounded first, and the sum is that of float32, as between DequantizeLinear and
+    QuantizeLinear of the standard: ``(q - zero) * scale`` of each, their sum, and its quotient by
+    the scale of the sum, each of which is rounded once.
+
+    Args:
+        e: The emitter.
+        t: Address of an `IntegerTileBlock`, LLVM int64.
+        own: Emits the result that the residual is added to.
+    """
+
+    def __init__(self, e: Emit, t: Any, own: Requantizer) -> None:
+        """Emit the constants."""
+        b = self.b = e.b
+        self.own = own
+        self.distance = b.sub(e.word(t, "residual"), e.word(t, "c"))
+        at = e.word(t, "residual_scales")
+        self.scales = [
+            splat_value(b, load_at(b, b.add(at, I64(4 * k)), F32, 4), own.lanes) for k in range(5)
+        ]
+        self.zero = splat_value(b, b.trunc(e.word(t, "residual_zero"), I32), own.lanes)
+        bounds = e.word(t, "sum_low"), e.word(t, "sum_high"), e.word(t, "sum_zero")
+        self.sum = Requantizer(b, own.lanes, own.output, bounds)
+
+    def packed(self, values: list[Any], to: Any) -> Any:
+        """Return 16 bytes.
+
+        Args:
+            values: Vectors of float32, 16 scaled sums in all.
+            to: Address of the bytes in C.
+        """
+        b, lanes = self.b, self.own.lanes
+        own_scale, scale, divisor, inverse, rest = self.scales
+        line = load_at(b, b.add(to, self.distance), ir.VectorType(I8, BLOCK), 1)
+        widen = b.zext if self.own.output == "uint8" else b.sext
+        totals: list[Any] = []
+        for j, value in enumerate(values):
+            part = shuffle_vectors(b, line, None, range(lanes * j, lanes * (j + 1)))
+            whole = b.sub(widen(part, ir.VectorType(I32, lanes)), self.zero)
+            residual = b.fmul(b.sitofp(whole, self.own.real), scale)
+            total = b.fadd(b.fmul(self.own.unpacked(value), own_scale), residual)
+            if host.isa().fma:
+                totals.append(emit_quotient(b, total, divisor, inverse, rest))
+            else:
+                totals.append(b.fdiv(total, divisor))
+        return self.sum.packed(totals, list(range(BLOCK)))
 
 
 def emit_saturating_products(builder: Any, a: Any, b: Any) -> Any:
@@ -414,7 +489,7 @@ def _move(e: Emit, t: Any, slot: Any, stride: str) -> None:
     e.step(slot, e.word(t, stride))
 
 
-def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
+def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str, residual: bool) -> None:
     """Emit the epilogue: requantize the sums and store them; int32 sums are stored as they are."""
     b, lanes = e.b, e.lanes
     c, crs, cjs = e.word(t, "c"), e.word(t, "c_row"), e.word(t, "c_block")
@@ -426,6 +501,7 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
                 store_at(b, to, e.get(row[j]), 4)
         return
     end = TileRequantizer(e, t, vectors, output)
+    total = ResidualSum(e, t, end) if residual else None
     group = BLOCK // lanes
     for i, row in enumerate(acc):
         values = [end.of_vector(e.get(slot), j) for j, slot in enumerate(row)]
@@ -435,12 +511,15 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
                 store_at(b, b.add(to, I64(4 * lanes * j)), value, 4)
             continue
         for j in range(0, vectors, group):
-            packed = end.packed(values[j : j + group], list(range(BLOCK)))
-            store_at(b, b.add(to, b.mul(cjs, I64(j // group))), packed, 1)
+            part, at = values[j : j + group], b.add(to, b.mul(cjs, I64(j // group)))
+            packed = total.packed(part, at) if total else end.packed(part, list(range(BLOCK)))
+            store_at(b, at, packed, 1)
         e.fence()
 
 
-def integer_contraction(*, flavour: str, weights: str, output: str) -> Callable[..., None]:
+def integer_contraction(
+    *, flavour: str, weights: str, output: str, residual: bool = False
+) -> Callable[..., None]:
     """Return the kernel that computes one tile.
 
     Its arguments are ``(address of an IntegerTileBlock, rows, vectors, 0)``.
@@ -450,6 +529,7 @@ def integer_contraction(*, flavour: str, weights: str, output: str) -> Callable[
         weights: Dtype of B in memory: ``"int8"``, or ``"int16"`` (``pairs`` only).
         output: ``"uint8"`` or ``"int8"``; ``"int32"`` for the sums themselves; ``"float32"`` for
             scaled sums that are not rounded.
+        residual: Whether a residual in bytes is added to a result in bytes (`ResidualSum`).
     """
     lanes, mr, nv = integer_tile_shape()
 
@@ -458,9 +538,9 @@ def integer_contraction(*, flavour: str, weights: str, output: str) -> Callable[
         tile.loops()
         if flavour == "checked":
             tile.correct_saturated()
-        _finish(e, t, tile.acc, output)
+        _finish(e, t, tile.acc, output, residual)
 
-    name = f"int_{flavour}_{weights}_{output}"
+    name = f"int_{flavour}_{weights}_{output}{'_residual' if residual else ''}"
     # A store needs the vectors of a whole block of outputs.
     group = max(1, BLOCK // lanes)
     sizes = [(rows, vectors) for vectors in range(group, nv + 1, group) for rows in row_counts(mr)]

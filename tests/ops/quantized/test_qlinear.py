@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.kernels import run_node
 
 from .test_integer import BYTES, draw, windows
@@ -35,6 +36,7 @@ def requantised(sums: Array, scale: Array, zero: int, dtype: str, shift: Any = 0
     dtypes=st.tuples(BYTES, BYTES),
     weight_zero=st.booleans(),
     loud=st.sampled_from([0.0, 0.01, 0.2, 1.0]),
+    residual=st.booleans(),
     threads=st.integers(1, 2),
     seed=st.integers(0, 1 << 30),
 )
@@ -48,6 +50,7 @@ def test_convolutions(
     dtypes: tuple[str, str],
     weight_zero: bool,
     loud: float,
+    residual: bool,
     threads: int,
     seed: int,
 ) -> None:
@@ -75,17 +78,33 @@ def test_convolutions(
     y_scale, y_zero = np.array(0.4, np.float32), draw(rng, dtypes[0], 1)[0]
     scale = (scales[0] * scales[1] / y_scale).reshape(-1, 1, 1)
     wanted = requantised(sums + bias.reshape(-1, 1, 1), scale, int(y_zero), dtypes[0])
+    inputs: list[Any] = [x, scales[0], np.asarray(x_zero), w, scales[1], w_zero, y_scale]
+    inputs += [np.asarray(y_zero), bias]
+    attrs = {"strides": (stride,) * 2, "pads": (pad,) * 4, "dilations": (dilation,) * 2}
+    blocked = () if image else (0,)
+    if residual:
+        r, (r_zero, sum_zero) = draw(rng, dtypes[0], *sums.shape), draw(rng, dtypes[0], 2)
+        factors = [np.array(f, np.float32) for f in rng.uniform(0.05, 2, 3)]
+        own, added, total = factors
+        real = (wanted.astype(np.float32) - np.float32(y_zero)) * own
+        real = real + (r.astype(np.float32) - np.float32(r_zero)) * added
+        bounds = sorted(int(b) for b in draw(rng, dtypes[0], 2))
+        attrs |= {"sum_low": bounds[0], "sum_high": bounds[1]}
+        wanted = np.clip(np.rint(real / total) + np.float32(sum_zero), *bounds).astype(dtypes[0])
+        inputs += [None, r, added, np.asarray(r_zero), own, total, np.asarray(sum_zero)]
+        blocked = (*blocked, 10)
     (got,) = run_node(
-        "QLinearConv",
-        [x, scales[0], np.asarray(x_zero), w, scales[1], w_zero, y_scale, np.asarray(y_zero), bias],
+        "FusedQLinearConv" if residual else "QLinearConv",
+        inputs,
         [sums.shape],
-        {"strides": (stride,) * 2, "pads": (pad,) * 4, "dilations": (dilation,) * 2},
-        constant=range(1, 9),
-        blocked=() if image else (0,),
+        attrs,
+        domain=INTERNAL_DOMAIN if residual else "",
+        constant=[k for k in range(1, len(inputs)) if k != 10],
+        blocked=blocked,
         out_layout="blocked",
         threads=threads,
         cuts=[0.4],
-        options={"INTEGER_FLAVOUR": flavour},
+        options={"INTEGER_FLAVOUR": flavour, "WINOGRAD": False},
     )
     np.testing.assert_array_equal(got, wanted)
 
