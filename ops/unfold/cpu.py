@@ -149,20 +149,31 @@ def unpool(node: Node, low: Lowering) -> None:
         emit_copy(low, spread, y, shape, contiguous(shape), contiguous(y.shape), item=x.itemsize)
 
 
-@lowering("DepthToSpace")
+@lowering("DepthToSpace", layouts=("plain", "blocked"))
 def depth_to_space(node: Node, low: Lowering) -> None:
     """Lower DepthToSpace, which moves channels into blocks of pixels."""
-    x = low.input(0)
+    x, y = low.input(0), low.output()
     n, c, h, w = x.shape
     b = int(node.attrs["blocksize"])
     rest = c // (b * b)
-    if decoded(node.attrs.get("mode", "DCR")) == "DCR":
+    by_place = decoded(node.attrs.get("mode", "DCR")) == "DCR"
+    if "blocked" in (x.layout, y.layout):
+        if x.layout != y.layout or not by_place or rest % x.lanes:
+            raise Unsupported("DepthToSpace that divides blocks of channels")
+        # The loop over the columns of the source is the inner one, as it is longer than the block.
+        blocks = rest // x.lanes
+        read = contiguous((n, b, b, blocks, h, w, x.lanes))
+        write = contiguous((n, blocks, h, b, w, b, x.lanes))
+        shape = (n, blocks, h, b, b, w, x.lanes)
+        origin = [read[d] for d in (0, 3, 4, 1, 2, 5, 6)]
+        goal = [write[d] for d in (0, 1, 2, 3, 5, 4, 6)]
+        emit_copy(low, x, y, shape, origin, goal, item=element_bytes(x))
+    elif by_place:
         # DCR: the channel index is (row in the block, column in the block, channel of the result).
-        dims, order = (n, b, b, rest, h, w), (0, 3, 4, 1, 5, 2)
+        _permute(low, (n, b, b, rest, h, w), (0, 3, 4, 1, 5, 2))
     else:
         # CRD: the channel of the result comes first in the channel index.
-        dims, order = (n, rest, b, b, h, w), (0, 1, 4, 2, 5, 3)
-    _permute(low, dims, order)
+        _permute(low, (n, rest, b, b, h, w), (0, 1, 4, 2, 5, 3))
 
 
 @lowering("SpaceToDepth")

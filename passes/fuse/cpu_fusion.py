@@ -16,6 +16,7 @@ from subgraph.transform.pass_manager import apply_pass, may_change, register_pas
 
 from .elementwise import ElementwiseProperty
 from .quantized_sums import add_residuals
+from .quantized_transposed import transposed_as_products
 
 
 @register_pass("CpuFusion")
@@ -44,6 +45,7 @@ class CpuFusion:
             graph = apply_pass(graph, "InferTypes", strict=False)
         before = graph
         if self.integers:
+            graph = transposed_as_products(graph, self.guards)
             graph = self._fused(graph, "quantized")
         # The quantized patterns need a conversion for each user (`split_dequantize`); the copies
         # that were not fused are merged again.

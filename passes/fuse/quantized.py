@@ -168,7 +168,7 @@ def requantize_concat(graph: Graph) -> Graph:
         if end is None or not any(before) or len(set(node.inputs)) < len(before):
             continue
         operands = [
-            value if found and _equal(context, found, end) else _requantized(node, value, end)
+            value if found and _equal(context, found, end) else requantized(node, value, end)
             for value, found in zip(node.inputs, before, strict=True)
         ]
         joined = part_of(node, "Concat", *operands, version=node.version, **node.attrs)
@@ -177,7 +177,7 @@ def requantize_concat(graph: Graph) -> Graph:
     return graph
 
 
-def _requantized(node: Node, value: Value | None, end: Conversion) -> Value:
+def requantized(node: Node, value: Value | None, end: Conversion) -> Value:
     """Return a value quantized as by ``end``, a QuantizeLinear, and dequantized.
 
     Args:
@@ -235,7 +235,7 @@ def chain_after(context: Context, node: Node) -> _Chain | None:
     return _Chain([user, end.node], end, bounds)
 
 
-def _bias(
+def bias_operands(
     context: Context, value: Value | None, x: Conversion, w: Conversion
 ) -> tuple[list[Node], Value | None, Value | None] | None:
     """Return the nodes of a bias, its value and its scale.
@@ -319,7 +319,7 @@ def _product(context: Context, node: Node, op_type: str, axis: int, rank: int) -
     chain = chain_after(context, node)
     if chain is None:
         return None
-    bias = _bias(context, node.inputs[2] if len(node.inputs) > 2 else None, x, w)
+    bias = bias_operands(context, node.inputs[2] if len(node.inputs) > 2 else None, x, w)
     if bias is None:
         return None
     taken, added, scale = bias

@@ -275,6 +275,76 @@ def test_grouped_convolutions(channels: tuple[int, int], groups: int, kernel: in
     check(model, inputs)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "block", "attributes"),
+    [
+        ((24, 16), 2, {}),
+        ((16, 32), 3, {"auto_pad": "VALID"}),
+        ((20, 5), 2, {"pads": [0] * 4, "output_padding": [0, 0]}),
+        ((16, 16), 2, {"pads": [1, 1, 0, 0]}),
+        ((16, 16), 2, {"output_padding": [1, 0]}),
+        ((16, 16), 2, {"dilations": [2, 1]}),
+        ((16, 8), 2, {"group": 2}),
+    ],
+)
+def test_transposed_convolutions(
+    channels: tuple[int, int],
+    block: int,
+    attributes: dict[str, Any],
+    per_channel: bool,
+    dtype: str,
+) -> None:
+    b = Builder(11, dtype)
+    b.scale("x", 0.02)
+    inputs, outputs = channels
+    w, scale = b.weight("w", (inputs, outputs, block, block), 1 if per_channel else None)
+    groups = attributes.get("group", 1)
+    scales = np.float32(0.02) * np.tile(np.broadcast_to(scale, outputs), groups)
+    c = b.bias("c", outputs * groups, scales)
+    real = b.node(
+        "ConvTranspose", [b.dequantize("x"), w, c], "conv", strides=[block] * 2, **attributes
+    )
+    b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
+    model = b.model({"x": (dtype, (2, inputs, 5, 6))}, "y")
+    fits = not any(attributes.get("output_padding", ())) and not any(attributes.get("pads", ()))
+    fits = fits and "dilations" not in attributes and groups == 1
+    found = operators(model)
+    assert (found[-2:] == ["FusedQLinearConv", "DepthToSpace"]) == fits
+    assert ("ConvTranspose" in found) != fits
+    drawn_ = {"x": drawn(b, (2, inputs, 5, 6))}
+    got, real_ = by_devices(model, drawn_)
+    assert np.abs(got.astype(np.int32) - real_.astype(np.int32)).max() <= 1
+    assert np.mean(got != real_) < 0.02
+
+
+def test_transposed_convolutions_of_new_scales() -> None:
+    """The scale of the bias, and zero points, may change to ones that the product does not take."""
+    b = Builder(12)
+    b.scale("x", 0.02)
+    w, scale = b.weight("w", (16, 16, 2, 2), 1)
+    c = b.bias("c", 16, np.float32(0.02) * scale)
+    real = b.node("ConvTranspose", [b.dequantize("x"), w, c], "conv", strides=[2, 2])
+    b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
+    model = b.model({"x": ("uint8", (1, 16, 5, 6))}, "y")
+    inputs = {"x": drawn(b, (1, 16, 5, 6))}
+    compiled = sg.compile_model(sg.load(model), "CPU", INTEGERS)
+    compiled(**inputs)
+    changes: dict[str, Array] = {
+        "c_scale": np.full(16, 0.001, np.float32),
+        "w_zero": np.arange(16, dtype=np.int8),
+        "w_scale": np.full(16, 0.01, np.float32),
+    }
+    for name, array in changes.items():
+        compiled.parameters[name].assign(array)
+        for each in model.graph.initializer:
+            if each.name == name:
+                each.CopyFrom(numpy_helper.from_array(array, name))
+        wanted = sg.compile_model(sg.load(model), "CPU", INTEGERS)(**inputs)["y"]
+        np.testing.assert_array_equal(compiled(**inputs)["y"], wanted)
+
+
 def sum_model(b: Builder, first: str, after: str, reads: str) -> Any:
     """A convolution, and its sum with another or with the input; ``reads``: what else is read."""
     shape = (2, 24, 6, 7)
@@ -355,12 +425,10 @@ def test_residuals_of_new_scales() -> None:
     compiled = sg.compile_model(graph, "CPU", INTEGERS)
     compiled(**inputs)
     for name, scale in [("z_scale", 0.3), ("y_scale", 1e-20), ("z_scale", 1e-25), ("r_scale", 0.5)]:
-        for each in compiled.parameters.values():
-            if each.name == name:
-                each.assign(np.float32(scale))
+        compiled.parameters[name].assign(np.float32(scale))
         for each in model.graph.initializer:
             if each.name == name:
-                each.CopyFrom(numpy_helper.from_array(np.float32(scale), name))
+                each.CopyFrom(numpy_helper.from_array(np.array(scale, np.float32), name))
         wanted = sg.compile_model(sg.load(model), "CPU", INTEGERS)(**inputs)["z"]
         np.testing.assert_array_equal(compiled(**inputs)["z"], wanted)
 

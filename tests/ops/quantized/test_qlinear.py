@@ -78,9 +78,13 @@ def test_convolutions(
     y_scale, y_zero = np.array(0.4, np.float32), draw(rng, dtypes[0], 1)[0]
     scale = (scales[0] * scales[1] / y_scale).reshape(-1, 1, 1)
     wanted = requantised(sums + bias.reshape(-1, 1, 1), scale, int(y_zero), dtypes[0])
-    inputs: list[Any] = [x, scales[0], np.asarray(x_zero), w, scales[1], w_zero, y_scale]
-    inputs += [np.asarray(y_zero), bias]
-    attrs = {"strides": (stride,) * 2, "pads": (pad,) * 4, "dilations": (dilation,) * 2}
+    operands: list[Any] = [x, scales[0], np.asarray(x_zero), w, scales[1], w_zero, y_scale]
+    operands += [np.asarray(y_zero), bias]
+    attrs: dict[str, Any] = {
+        "strides": (stride,) * 2,
+        "pads": (pad,) * 4,
+        "dilations": (dilation,) * 2,
+    }
     blocked = () if image else (0,)
     if residual:
         r, (r_zero, sum_zero) = draw(rng, dtypes[0], *sums.shape), draw(rng, dtypes[0], 2)
@@ -88,18 +92,18 @@ def test_convolutions(
         own, added, total = factors
         real = (wanted.astype(np.float32) - np.float32(y_zero)) * own
         real = real + (r.astype(np.float32) - np.float32(r_zero)) * added
-        bounds = sorted(int(b) for b in draw(rng, dtypes[0], 2))
-        attrs |= {"sum_low": bounds[0], "sum_high": bounds[1]}
-        wanted = np.clip(np.rint(real / total) + np.float32(sum_zero), *bounds).astype(dtypes[0])
-        inputs += [None, r, added, np.asarray(r_zero), own, total, np.asarray(sum_zero)]
+        low, high = sorted(int(b) for b in draw(rng, dtypes[0], 2))
+        attrs |= {"sum_low": low, "sum_high": high}
+        wanted = np.clip(np.rint(real / total) + np.float32(sum_zero), low, high).astype(dtypes[0])
+        operands += [None, r, added, np.asarray(r_zero), own, total, np.asarray(sum_zero)]
         blocked = (*blocked, 10)
     (got,) = run_node(
         "FusedQLinearConv" if residual else "QLinearConv",
-        inputs,
+        operands,
         [sums.shape],
         attrs,
         domain=INTERNAL_DOMAIN if residual else "",
-        constant=[k for k in range(1, len(inputs)) if k != 10],
+        constant=[k for k in range(1, len(operands)) if k != 10],
         blocked=blocked,
         out_layout="blocked",
         threads=threads,
@@ -129,7 +133,7 @@ def test_depthwise_convolutions(
     kernel: tuple[int, int],
     size: tuple[int, int],
     strides: tuple[int, int],
-    dilations: tuple[int, int],
+    dilations: tuple[int, ...],
     pads: tuple[int, ...],
     dtypes: tuple[str, str],
     weight_zero: str,

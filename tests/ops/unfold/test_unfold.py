@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine.planner.layouts import block_lanes
 from tests.support.agreement import assert_kernels_agree, kernel_devices
 from tests.support.kernels import run_node
 from tests.support.requirements import Use, run
@@ -214,3 +215,27 @@ def test_offsets_that_do_not_cover_a_deformed_image(offsets: Any, device: str) -
     assert model([image, np.zeros((1, 8, 4, 4), np.float32)])[0].shape == (1, 1, 4, 4)
     with pytest.raises(sg.ShapeError):
         model([image, np.zeros(offsets, np.float32)])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+@pytest.mark.parametrize(("block", "size"), [(2, (3, 5)), (3, (4, 1)), (2, (1, 40))])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_blocks_of_channels_become_pixels(
+    dtype: str, block: int, size: tuple[int, int], blocks: int
+) -> None:
+    """DepthToSpace between images in blocks of channels moves whole blocks."""
+    channels = blocks * block_lanes(dtype)
+    x = np.random.default_rng(0).integers(0, 200, (2, channels * block * block, *size))
+    x = x.astype(dtype)
+    shape = (2, channels, size[0] * block, size[1] * block)
+    wanted = x.reshape(2, block, block, channels, *size).transpose(0, 3, 4, 1, 5, 2).reshape(shape)
+    (got,) = run_node(
+        "DepthToSpace",
+        [x],
+        [shape],
+        {"blocksize": block},
+        blocked=(0,),
+        out_layout="blocked",
+        cuts=[0.3, 0.7],
+    )
+    np.testing.assert_array_equal(got, wanted)
