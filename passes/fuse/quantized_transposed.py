@@ -12,6 +12,7 @@ from typing import Any
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
+from subgraph.ops.movement.geometry import auto_pad
 from subgraph.passes.patterns import (
     Context,
     is_op,
@@ -46,8 +47,10 @@ def transposed_as_products(graph: Graph, guards: dict[Parameter, int]) -> Graph:
     for node in graph.nodes:
         context.begin()
         block = _block(node)
-        x, w = (dequantize_before(context, value) for value in (*node.inputs, None, None)[:2])
-        end = quantize_after(context, node.outputs[0]) if block else None
+        if not block:
+            continue
+        x, w = (dequantize_before(context, value) for value in node.inputs[:2])
+        end = quantize_after(context, node.outputs[0])
         if end is None or x is None or w is None or not w.has_scales_along(1, 4):
             continue
         inputs = _operands(context, node, block, x, w)
@@ -69,7 +72,7 @@ def _block(node: Node) -> int:
     if shape is None or len(shape) != 4 or not isinstance(shape[2], int):
         return 0
     given: dict[str, Any] = node.attrs
-    plain = given.get("auto_pad", "NOTSET") in ("NOTSET", "VALID") and given.get("group", 1) == 1
+    plain = auto_pad(node) in ("NOTSET", "VALID") and given.get("group", 1) == 1
     padded = any(given.get("pads", ())) or any(given.get("output_padding", ()))
     dilated = any(step != 1 for step in given.get("dilations", ()))
     block = shape[2]
