@@ -162,6 +162,10 @@ def _mask(
         keys = mask.shape[-1]
         if mask.dtype not in ("bool", dtype):
             raise Unsupported(f"a mask of {mask.dtype}")
+        # A sum, from which a node with a subgraph was fused, repeats a mask of one key. Attention
+        # hides the keys behind it.
+        if node.subgraph is not None and keys != all_keys:
+            raise Unsupported("a mask that broadcasts along keys")
         steps = mask_steps(mask)
         # A mask that all heads share is written once; the attention reads it with a stride of 0.
         heads = mask.shape[-3] if mask.rank > 2 else 1

@@ -130,10 +130,14 @@ def _scores(context: Context, value: Value | None) -> _Scores | None:
     if node is not None and is_op(node, "Mul", "Div"):
         inner = _operand_from(node, ("MatMul",))
         number = None if inner is None else context.scalar(context.other_operand(node, inner))
-        # A number divided by the scores is no scale.
-        if inner is None or number is None or (is_op(node, "Div") and node.inputs[0] is not inner):
+        if inner is None or number is None:
             return None
-        found.scale *= number if node.op_type == "Mul" else 1.0 / number
+        if node.op_type == "Div":
+            # A number divided by the scores is no scale, and 1 / 0 is none.
+            if node.inputs[0] is not inner or not number:
+                return None
+            number = 1.0 / number
+        found.scale *= number
         found.nodes.append(node)
         node = inner.producer
     if node is None or not is_op(node, "MatMul"):

@@ -60,6 +60,32 @@ def test_attention_on_heads_that_were_there() -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+@pytest.mark.parametrize("rows", [7, "T"])
+@pytest.mark.parametrize("keys", [1, "S"])
+def test_a_mask_of_one_key_is_added_to_all(keys: int | str, rows: int | str, device: str) -> None:
+    shape = (2, 4, 7, 6)
+    q, k, v = (sg.input(name, shape, "float32") for name in "qkv")
+    mask = sg.input("mask", (1, 1, rows, keys), "float32")
+    scores = ops.Add(ops.MatMul(q, ops.Transpose(k, perm=[0, 1, 3, 2])), mask)
+    graph = sg.Graph([q, k, v, mask], [ops.MatMul(ops.Softmax(scores, axis=-1), v)])
+    given = [values(*shape), values(*shape), values(*shape), values(1, 1, 7, 1)]
+    want = sg.compile_model(graph, "REFERENCE")(given)[0]
+    got = sg.compile_model(graph, device)(given)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_scores_divided_by_zero_are_no_attention() -> None:
+    shape = (2, 4, 7, 6)
+    q, k, v = (sg.input(name, shape, "float32") for name in "qkv")
+    scores = ops.Div(ops.MatMul(q, ops.Transpose(k, perm=[0, 1, 3, 2])), number("r", 0.0))
+    graph = sg.Graph([q, k, v], [ops.MatMul(ops.Softmax(scores, axis=-1), v)])
+    assert "Attention" not in fused_ops(graph)
+    with np.errstate(all="ignore"):
+        got = sg.compile_model(graph, "CPU")([values(*shape)] * 3)[0]
+    assert np.isnan(got).all()
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
 @pytest.mark.parametrize("queries", [1, 7, 40])
 def test_attention_with_weights_of_nan_replaced(queries: int, device: str) -> None:
     """PyTorch's exporter gives 0 for queries that see no key; so does one with a score of NaN."""
