@@ -207,6 +207,16 @@ def is_legacy_broadcast(node: Node) -> bool:
     return is_before(node, 7) and node.domain == "" and node.op_type not in VARIADIC
 
 
+def aligns_axes(node: Node) -> bool:
+    """Return whether operands broadcast along an axis that NumPy's rules do not give them.
+
+    Before opset 7 the attribute ``axis`` aligns the second operand, and slopes of PRelu belong to
+    axis 1.
+    """
+    legacy = is_legacy_broadcast(node) and node.op_type == "PRelu"
+    return legacy or "axis" in node.attrs or "broadcast" in node.attrs
+
+
 def broadcasting(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Return the broadcast shape in the dtype of the inputs (Pow: in that of the base).
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.schema import is_before
-from subgraph.passes.patterns import Context, Match, dtype_of, pattern, produced_by
+from subgraph.passes.patterns import Context, Match, dtype_of, pattern, produced_by, shape_of
 
 
 def near(a: float | None, b: float) -> bool:
@@ -34,8 +34,10 @@ def clip_bounds(context: Context, node: Node) -> tuple[float, float] | None:
 
 def activation(
     nodes: Sequence[Node], op_type: str, x: Value | None, version: int, **attributes: float | str
-) -> Match:
+) -> Match | None:
     """Return a match that a plain activation of the standard replaces.
+
+    None if the result has another rank than ``x``, as constants of more axes give it.
 
     Args:
         nodes: The nodes of the pattern, the last one computing the result.
@@ -44,6 +46,8 @@ def activation(
         version: The activation's version.
         attributes: The activation's attributes.
     """
+    if len(shape_of(nodes[-1].outputs[0]) or ()) != len(shape_of(x) or ()):
+        return None
     return Match(
         tuple(nodes), op_type, (x,), attributes, "", version=version, arity=1, opaque=False
     )

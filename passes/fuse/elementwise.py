@@ -18,6 +18,7 @@ from subgraph.dtypes import INTEGERS
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape
 from subgraph.ops.elementwise.expressions import CONVERSIONS, EXPANSIONS
+from subgraph.ops.elementwise.op import aligns_axes
 from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.partition.selector import SubgraphSelector
 from subgraph.passes.patterns import (
@@ -180,9 +181,8 @@ def _is_table(node: Node, function: _Function | None) -> bool:
 def _fits(node: Node) -> bool:
     if not is_op(node, *_OPERATORS) or len(node.outputs) != 1 or not node.inputs:
         return False
-    # Old opsets broadcast by these attributes, and conversions by one scale for each channel; the
-    # loop broadcasts as NumPy does.
-    if "axis" in node.attrs or "broadcast" in node.attrs:
+    # The loop broadcasts as NumPy does; conversions may have one scale for each channel.
+    if aligns_axes(node):
         return False
     if node.op_type in CONVERSIONS and not _one_scale(node):
         return False

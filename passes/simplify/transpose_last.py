@@ -16,8 +16,8 @@ import attrs
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape, TensorType
-from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.expressions import EXPANSIONS
+from subgraph.ops.elementwise.op import aligns_axes
 from subgraph.passes.patterns import (
     Context,
     dtype_of,
@@ -112,12 +112,9 @@ def _groups(context: Context) -> dict[Node, _Group]:
     """Return the group of each node that belongs to one."""
     group_of: dict[Node, _Group] = {}
     for node in context.graph.nodes:
-        if not is_op(node, *_OPERATORS) or len(node.outputs) != 1 or "axis" in node.attrs:
+        if not is_op(node, *_OPERATORS) or len(node.outputs) != 1 or aligns_axes(node):
             continue
-        if context.is_weight(node.outputs[0]) or "broadcast" in node.attrs:
-            continue
-        # Before version 7 the slopes of PRelu belong to axis 1.
-        if is_op(node, "PRelu") and is_before(node, 7):
+        if context.is_weight(node.outputs[0]):
             continue
         group = _group_for(context, node, group_of)
         if group is not None:

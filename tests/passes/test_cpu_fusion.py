@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import subgraph as sg
@@ -93,6 +94,34 @@ def test_no_gelu_with_other_numbers() -> None:
     graph = sg.Graph([x], [ops.Mul(ops.Mul(x, plus), number("half", 0.5))])
     assert fused_ops(graph) == ["FusedElementwise"]
     check(graph, values(4, 8))
+
+
+@pytest.mark.parametrize("form", ["gelu", "hard swish"])
+def test_constants_of_more_axes_give_the_result_their_axes(form: str) -> None:
+    x = sg.input("x", (4, 8), "float32")
+    added = {"gelu": 1.0, "hard swish": 3.0}[form]
+    wide = sg.parameter("wide", np.full((1, 1, 1), added, np.float32))
+    if form == "gelu":
+        plus = ops.Add(ops.Erf(ops.Div(x, number("root", math.sqrt(2)))), wide)
+        made = ops.Mul(ops.Mul(x, plus), number("half", 0.5))
+    else:
+        part = ops.Clip(ops.Add(x, wide), number("zero", 0.0), number("six", 6.0))
+        made = ops.Div(ops.Mul(x, part), number("d", 6.0))
+    check(sg.Graph([x], [made]), 4 * values(4, 8))
+
+
+def test_slopes_of_channels_of_old_opsets_in_a_loop() -> None:
+    nodes = [
+        onnx.helper.make_node("PRelu", ["x", "slope"], ["p"]),
+        onnx.helper.make_node("Sigmoid", ["p"], ["y"]),
+    ]
+    shape = [2, 3, 3, 3]
+    ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n in "xy"]
+    slope = onnx.numpy_helper.from_array(values(3), "slope")
+    graph = onnx.helper.make_graph(nodes, "old", ends[:1], ends[1:], [slope])
+    opsets = [onnx.helper.make_opsetid("", 6)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=3)
+    check(sg.load(model), values(*shape))
 
 
 def test_a_value_needed_elsewhere_is_not_swallowed() -> None:
