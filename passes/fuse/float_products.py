@@ -43,8 +43,11 @@ def float_products(graph: Graph) -> Graph:
                 value if value is None else replaced.get(value, value) for value in node.inputs
             )
             single = (a_scale, a_zero, b_scale, b_zero, y_scale, y_zero)
-            # The conversions below apply one scale and zero point to the whole operand.
+            # The conversions below apply one scale and zero point to the whole operand. A scale of
+            # one axis would give the product of two vectors, a scalar, that axis.
             if not all(shape_of(number) in ((), (1,)) for number in single):
+                continue
+            if shape_of(node.outputs[0]) == ():
                 continue
             left, right = _unscaled(node, a, a_zero, ()), _unscaled(node, b, b_zero, ())
             product = part_of(node, "MatMul", left, right)

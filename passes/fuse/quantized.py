@@ -18,7 +18,7 @@ and every user of a dequantized value its own conversion.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import numpy as np
@@ -140,6 +140,10 @@ def quantize_after(context: Context, value: Value) -> Conversion | None:
     return found if fits else None
 
 
+def _is_positive(scale: float | None) -> TypeGuard[float]:
+    return scale is not None and scale > 0
+
+
 def zero_point(context: Context, value: Value | None) -> int | None:
     """Return the zero point in a parameter of one element; 0 if there is none.
 
@@ -221,7 +225,8 @@ def chain_after(context: Context, node: Node) -> _Chain | None:
         return None
     ends = (0.0, math.inf) if user.op_type == "Relu" else clip_bounds(context, user)
     scale, zero = context.scalar(end.scale), zero_point(context, end.zero)
-    if ends is None or scale is None or zero is None:
+    # A negative scale reverses the order, so that lower bounds would be upper ones.
+    if ends is None or zero is None or not _is_positive(scale):
         return None
     bounds: dict[str, Any] = {}
     for name, bound in zip(("low", "high"), ends, strict=True):
@@ -357,6 +362,8 @@ def move(context: Context, node: Node) -> Match | None:
     x = dequantize_before(context, node.inputs[0])
     end = quantize_after(context, node.outputs[0])
     if x is None or end is None or not _equal(context, x, end):
+        return None
+    if pool and not _is_positive(context.scalar(x.scale)):
         return None
     return Match(
         (x.node, node, end.node),

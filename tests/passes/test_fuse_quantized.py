@@ -691,3 +691,29 @@ def test_a_scale_without_a_finite_bound_leaves_the_activation_in_floats(scale: f
     model = sg.compile_model(graph, "CPU")
     assert "FusedQLinearConv" not in {node.op_type for node in apply_pass(graph, "CpuFusion").nodes}
     assert model(np.full((1, 2, 5, 5), 9, np.uint8))[0].shape == (1, 3, 3, 3)
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "Relu", "Clip"])
+def test_a_negative_scale_reverses_the_order(op: str) -> None:
+    scale, zero = np.float32(-0.1), sg.parameter("zero", np.uint8(100))
+    x = sg.input("x", (1, 2, 5, 5), "uint8")
+    real = ops.DequantizeLinear(x, scale, zero)
+    if op == "MaxPool":
+        made = ops.MaxPool(real, kernel_shape=[2, 2])
+    else:
+        weight = ops.DequantizeLinear(np.ones((3, 2, 3, 3), np.int8), np.float32(0.02), np.int8(0))
+        bounds = [np.float32(-1), np.float32(2)] if op == "Clip" else []
+        made = getattr(ops, op)(ops.Conv(real, weight), *bounds)
+    graph = sg.Graph([x], [ops.QuantizeLinear(made, scale, zero)])
+    given = np.random.default_rng(0).integers(0, 256, (1, 2, 5, 5)).astype(np.uint8)
+    want, got = (sg.compile_model(graph, device)(given)[0] for device in ("REFERENCE", "CPU"))
+    assert np.abs(got.astype(np.int32) - want.astype(np.int32)).max() <= 1
+
+
+def test_the_product_of_two_vectors_is_a_scalar() -> None:
+    a, b = (sg.input(name, (3,), "uint8") for name in "ab")
+    scale, zero = np.full(1, 0.1, np.float32), np.full(1, 3, np.uint8)
+    graph = sg.Graph([a, b], [ops.QLinearMatMul(a, scale, zero, b, scale, zero, scale, zero)])
+    given = [np.arange(3, dtype=np.uint8)] * 2
+    want, got = (sg.compile_model(graph, device)(given)[0] for device in ("REFERENCE", "CPU"))
+    np.testing.assert_array_equal(got, want, strict=True)
