@@ -87,6 +87,9 @@ def _take_bias(context: Context, chain: _Chain) -> None:
         return
     if part[-1] == whole[-1] and isinstance(part[-1], int) and all(d == 1 for d in part[:-1]):
         chain.bias = other
+        # The factor of a Gemm's third input, which it does not have.
+        if "beta" in chain.nodes[0].attrs:
+            chain.attributes["beta"] = 1.0
         chain.take(user)
 
 

@@ -110,6 +110,14 @@ def test_constants_of_more_axes_give_the_result_their_axes(form: str) -> None:
     check(sg.Graph([x], [made]), 4 * values(4, 8))
 
 
+def test_a_bias_added_to_a_gemm_has_no_factor() -> None:
+    x = sg.input("x", (4, 8), "float32")
+    made = ops.Gemm(x, weight("w", 8, 20), alpha=0.5, beta=3.0)
+    graph = sg.Graph([x], [ops.Relu(ops.Add(made, weight("b", 20)))])
+    assert fused_ops(graph) == ["FusedMatMul"]
+    check(graph, values(4, 8))
+
+
 def test_slopes_of_channels_of_old_opsets_in_a_loop() -> None:
     nodes = [
         onnx.helper.make_node("PRelu", ["x", "slope"], ["p"]),
