@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes
+from subgraph.graph.naming import Names
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.bodies import captures_of, check_node
@@ -92,6 +93,8 @@ class _Round:
         self._replaced: dict[Value, Value] = {}
         # Values computed by nodes from whose sizes numbers of the present node follow, in order.
         self._measured: dict[Value, None] = {}
+        # Weights of two bodies may have one name, as in the branches of an If.
+        self._names = Names(value.name for value in graph.values())
         self._weights = {v.parameter: v for v in graph.values() if v.parameter is not None}
         self._sequences = Sequences(self._numbers, left)
 
@@ -311,7 +314,8 @@ class _Round:
             weight = value.parameter
             if weight is not None and value not in values:
                 if weight not in self._weights:
-                    self._weights[weight] = Value(value.name, value.type, parameter=weight)
+                    name = self._names.fresh(value.name)
+                    self._weights[weight] = Value(name, value.type, parameter=weight)
                 values[value] = self._weights[weight]
         copies = copy_nodes(body.nodes, values)
         origin = (node.metadata or {}).get("origin", node.name)

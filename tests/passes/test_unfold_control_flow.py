@@ -93,6 +93,19 @@ def test_branches_whose_constants_have_one_name() -> None:
     _compare(sg.compile_model(graph, "CPU"), graph, [random(4)])
 
 
+def test_branches_whose_weights_have_one_name() -> None:
+    x = sg.input("x", (4,))
+    bodies: list[sg.Graph] = []
+    for number, op in enumerate((ops.Add, ops.Mul)):
+        weight = sg.parameter(f"w{number}", random(4, seed=number))
+        weight.name = "w"  # as the reader names values of files that repeat names in branches
+        bodies.append(_body([], [op(sg.capture(x), weight)], op.__name__))
+    condition = ops.Greater(ops.ReduceSum(x, keepdims=0), np.float32(0))
+    graph = sg.Graph([x], [ops.If(condition, then_branch=bodies[0], else_branch=bodies[1])])
+    for sign in (1, -1):
+        _run(graph, sign * np.ones(4, F4))
+
+
 def test_a_branch_that_gives_what_it_takes_and_a_weight() -> None:
     x = sg.input("x", (4,))
     weight = sg.parameter("w", random(4))
