@@ -7,6 +7,7 @@ implementation. Parameters are not constants: they can be assigned while the mod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 import numpy as np
@@ -46,9 +47,11 @@ class ConstantFolding:
         """Return a copy of ``graph`` with its constants folded, bodies included."""
         graph = graph.clone()
         outside: dict[Value, Array] = {}
+        # The caller may override an input, which bodies read by its parameter.
+        overridable = {value.parameter for value in graph.inputs}
         # The outer graph first: its folded values are constants of the bodies that capture them.
         for level in graph.levels():
-            known = self._known(level, outside)
+            known = self._known(level, outside, overridable)
             level.rewire(self._fold(level, known))
             for node in level.nodes:
                 captured = iter(node.captures)
@@ -60,14 +63,18 @@ class ConstantFolding:
             level.remove_unused()
         return graph
 
-    def _known(self, graph: Graph, outside: Mapping[Value, Array]) -> dict[Value, Array]:
+    def _known(
+        self,
+        graph: Graph,
+        outside: Mapping[Value, Array],
+        overridable: AbstractSet[Parameter | None],
+    ) -> dict[Value, Array]:
         """Return the arrays of constant captures, and of parameters if they count as constants."""
         known = {value: outside[value] for value in graph.captures if value in outside}
         if self.parameters:
-            inputs = set(graph.inputs)
             for node in graph.nodes:
                 for value in node.sources:
-                    if value.parameter is not None and value not in inputs:
+                    if value.parameter is not None and value.parameter not in overridable:
                         known[value] = value.parameter.array
         return known
 

@@ -295,6 +295,30 @@ def test_folding_goes_through_bodies() -> None:
     assert not then.captures
 
 
+def test_folding_leaves_inputs_that_a_body_reads() -> None:
+    graph = sg.parse(
+        """graph "g" {
+          input %c: bool[]
+          input %w: float32[] = @w
+          %y = If@16(%c) "if" {then_branch = graph "t" {
+              weight %w: float32[] = @w
+              %r = Neg@13(%w) "r"
+              return %r
+            }, else_branch = graph "e" {
+              weight %w: float32[] = @w
+              %s = Abs@13(%w) "s"
+              return %s
+            }}
+          return %y
+        }
+        parameter @w: float32[] = [1]"""
+    )
+    folded = apply_pass(graph, "ConstantFolding", parameters=True)
+    model = sg.compile_model(folded, "REFERENCE")
+    assert model(c=np.array(True))[0] == -1
+    assert model(c=np.array(True), w=np.float32(5))[0] == -5
+
+
 def test_constants_become_parameters() -> None:
     graph = apply_pass(sg.parse(FOLDING), ["ConstantFolding", "ConstantsToParameters"])
     assert sorted(graph.parameters) == ["flat", "size", "w"]
