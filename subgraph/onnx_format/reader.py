@@ -265,11 +265,7 @@ class GraphReader:
         schema = find_schema(text_of(proto.op_type), domain, version)
         if schema is None or schema.deprecated:
             refuse_unknown(proto, domain, version, schema)
-        attributes = {
-            text_of(a.name): self._attribute(a, scope)
-            for a in proto.attribute
-            if self._has_value(a, scope)
-        }
+        attributes = self._attributes(proto, scope)
         if schema is not None:
             check_node(proto, schema, attributes)
         bodies = [value[1] for value in attributes.values() if isinstance(value, _Body)]
@@ -313,6 +309,13 @@ class GraphReader:
         """Return whether an attribute has a value, perhaps by reference to one of the call."""
         # ONNX: an attribute that refers to one that the call does not give is absent from the node.
         return not proto.ref_attr_name or proto.ref_attr_name in scope.bindings
+
+    def _attributes(self, proto: NodeProto, scope: Scope) -> dict[str, Any]:
+        return {
+            text_of(a.name): self._attribute(a, scope)
+            for a in proto.attribute
+            if self._has_value(a, scope)
+        }
 
     def _attribute(self, proto: AttributeProto, scope: Scope) -> Any:
         name, around = proto.name, scope
@@ -429,7 +432,7 @@ class GraphReader:
             name=scope.level.node_name(_prefixed(scope, text_of(proto.name))),
             domain=metadata.get(OP_DOMAIN, canonical_domain(proto.domain)),
             version=number_in(metadata, OP_VERSION, function_version),
-            attrs={text_of(a.name): self._attribute(a, scope) for a in proto.attribute},
+            attrs=self._attributes(proto, scope),
             metadata=metadata_of(proto.metadata_props),
             subgraph=graph,
             op=DefaultSubgraphOp(graph),

@@ -294,6 +294,21 @@ def test_functions_are_inlined_or_kept() -> None:
     assert sg.to_onnx(again) == saved
 
 
+@pytest.mark.parametrize("functions", ["inline", "keep"])
+def test_an_attribute_that_no_call_gives_is_absent_in_functions_inside(functions: Any) -> None:
+    proto = model(
+        """<ir_version: 10, opset_import: ["" : 18, "my" : 1]>
+        g (float[N] x) => (float[N] y) { y = my.outer (x) }
+        <domain: "my", opset_import: ["" : 18, "my" : 1]>
+        outer <beta> (a) => (r) { r = my.leaky <alpha: float = @beta> (a) }
+        <domain: "my", opset_import: ["" : 18]>
+        leaky <alpha> (a) => (r) { r = LeakyRelu <alpha: float = @alpha> (a) }
+        """
+    )
+    result = sg.compile_model(sg.load(proto, functions=functions), "REFERENCE")
+    np.testing.assert_allclose(result(np.array([-1, 2], np.float32))[0], [-0.01, 2])
+
+
 def run(proto: onnx.ModelProto, feeds: dict[str, Array]) -> list[Any]:
     import onnxruntime
 
