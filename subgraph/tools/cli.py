@@ -44,6 +44,7 @@ from subgraph.tools.cli_output import (
     how_to_show,
     op_name,
     prepare_streams,
+    printable,
 )
 from subgraph.tools.cli_write import compile_command, reshape, write_results
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = error.strerror or str(error)
         if error.filename is not None:
             message = f"{error.filename}: {message}"
-    print(f"subgraph: error: {message}", file=sys.stderr)
+    print(f"subgraph: error: {printable(message)}", file=sys.stderr)
     try:
         if args.json:
             print(json.dumps({"error": message}))

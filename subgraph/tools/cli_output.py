@@ -112,7 +112,7 @@ class Output:
     def line(self, text: str) -> None:
         """Print a line."""
         if not self._json:
-            self._console.print(text, markup=False)
+            self._console.print(printable(text), markup=False)
 
     def finish(self, everything: Row) -> None:
         """Print ``everything`` as a JSON object if the command has ``--json``."""
@@ -134,7 +134,19 @@ def _in_json(value: Any) -> Any:
 
 def cell(value: Any) -> str:
     """Return the text of a value in a table."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Return a text whose control characters are escaped; line feeds stay.
+
+    Names come from files, and a terminal would obey their escape sequences.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def op_name(node: Node) -> str:

@@ -576,3 +576,17 @@ def test_an_imported_file_registers_where_the_commands_look(
     finally:
         sg.default_core().unregister_device("MINE")
     assert answer["results"][0]["name"] == "probability"
+
+
+def test_names_of_a_file_control_no_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x = sg.input("x", (2,))
+    graph = sg.Graph([x], [ops.Relu(x, name="a\x1b[2Jb\u202e")])
+    sg.save(graph, tmp_path / "m.onnx")
+    assert main(["query", str(tmp_path / "m.onnx"), "--device", "REFERENCE"]) == 0
+    assert main(["explain", str(tmp_path / "m.onnx"), "a\x1b[2Jb\u202e"]) == 0
+    assert main(["explain", str(tmp_path / "m.onnx"), "c\x1b"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count(r"a\x1b[2Jb\u202e") >= 2
+    assert not {"\x1b", "\u202e"} & {*shown.out, *shown.err}
