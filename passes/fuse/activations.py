@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from subgraph.graph.graph import Node, Value
-from subgraph.operators.schema import is_before
 from subgraph.passes.patterns import Context, Match, dtype_of, pattern, produced_by, shape_of
 
 
@@ -17,10 +16,7 @@ def near(a: float | None, b: float) -> bool:
 
 def clip_bounds(context: Context, node: Node) -> tuple[float, float] | None:
     """Return the lower and upper bound of a Clip of any version; None if one is computed."""
-    if is_before(node, 11):
-        low, high = node.attrs.get("min", -math.inf), node.attrs.get("max", math.inf)
-        return float(low), float(high)
-    found = [-math.inf, math.inf]
+    found = [float(node.attrs.get("min", -math.inf)), float(node.attrs.get("max", math.inf))]
     for k, value in enumerate(node.inputs[1:3]):
         if value is not None:
             # The bounds are inputs since opset 11, and can only become attributes if they are
@@ -29,7 +25,9 @@ def clip_bounds(context: Context, node: Node) -> tuple[float, float] | None:
             if number is None:
                 return None
             found[k] = number
-    return found[0], found[1]
+    low, high = found
+    # ONNX: every result is the upper bound if the lower one is greater.
+    return (high if high < low else low), high
 
 
 def activation(

@@ -433,13 +433,14 @@ def test_residuals_of_new_scales() -> None:
         np.testing.assert_array_equal(compiled(**inputs)["z"], wanted)
 
 
+@pytest.mark.parametrize("high", [90, -0.2])
 @pytest.mark.parametrize("zero", [-128, 126, 127])
-def test_bounds_of_an_activation_beyond_the_bytes(zero: int) -> None:
+def test_bounds_of_an_activation_beyond_the_bytes(zero: int, high: float) -> None:
     b = Builder(0, "int8")
     b.scale("x", 0.02)
     w, _ = b.weight("w", (8, 16, 1, 1), None)
     real = b.node("Conv", [b.dequantize("x"), w], "conv")
-    bounds = [b.constant("l", np.float32(0.3)), b.constant("h", np.float32(90))]
+    bounds = [b.constant("l", np.float32(0.3)), b.constant("h", np.float32(high))]
     real = b.node("Clip", [real, *bounds], "act")
     y = b.constant("ys", np.float32(0.05)), b.constant("yz", np.int8(zero))
     b.scales["y"] = y
