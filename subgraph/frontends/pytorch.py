@@ -390,7 +390,7 @@ def _check_numbers(torch: Any, holders: Sequence[Any], exported: Any) -> None:
         ModelError: it holds for the number of the first call only.
     """
     made = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    for node, placeholder in zip(holders, made[-len(holders) :], strict=True):
+    for node, placeholder in zip(holders, made[len(made) - len(holders) :], strict=True):
         number = isinstance(node.meta["example_value"], torch.SymInt)
         if number and not isinstance(placeholder.meta["val"], torch.SymInt):
             raise ModelError(

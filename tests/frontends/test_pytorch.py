@@ -103,6 +103,7 @@ CASES: dict[str, Callable[[Any], Case]] = {
     "encoder": encoder,
     "embedding": embedding,
     "network": lambda t: (small_network(t), (t.randn(2, 3, 8, 8),)),
+    "constants alone": lambda t: (lambda a: (t.tensor(3.0), t.arange(5), a), (t.randn(3),)),
     "input as result": lambda t: (lambda a: (a, a + 1), (t.randn(3, 5),)),
     "gradient not asked for": lambda t: (lambda a: a + 1, (t.randn(3, 5, requires_grad=True),)),
 }
