@@ -402,10 +402,15 @@ def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]
         types: Types of the inputs; None where unknown.
         values: Known contents of the inputs (unused).
     """
+    from subgraph.operators.protobuf import SparseTensor
+
     value: Array | None = node.attrs.get("value")
     if value is not None:
         array = np.asarray(value)
         return [TensorType(array.dtype, array.shape)]
+    sparse = node.attrs.get("sparse_value")
+    if isinstance(sparse, SparseTensor):
+        return [TensorType(sparse.values.dtype, sparse.shape)]
     for name, dtype in reference.CONSTANT_FORMS.items():
         if name in node.attrs:
             return [TensorType(dtype, [len(node.attrs[name])] if name.endswith("s") else [])]
