@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from subgraph.dtypes import FLOATS
 from subgraph.errors import PassError, SubgraphError
@@ -21,6 +22,7 @@ from subgraph.graph.types import (
     numpy_dtype,
 )
 from subgraph.operators.inference import infer_types
+from subgraph.operators.schema import find_schema
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 from subgraph.transform.pass_manager import register_pass
 
@@ -78,7 +80,8 @@ class ConvertPrecision:
         for node in level.nodes:
             if node.subgraph is None:
                 self._convert_node(node)
-                self._cast_fixed(node, replacements, version)
+                if self._cast_operands(node, replacements, version) or self.source == "float32":
+                    self._cast_fixed(node, replacements, version)
             elif runs_by_default(node.op):
                 self._convert_region(node, node.subgraph)
             else:
@@ -103,35 +106,68 @@ class ConvertPrecision:
         for key in list(node.attrs):
             node.attrs[key] = self._attribute(key, node.attrs[key])
 
+    def _cast_operands(self, node: Node, replacements: Mapping[Value, Value], version: int) -> bool:
+        """Put Casts before operands that the operator takes in ``source`` but not in ``target``.
+
+        Args:
+            node: A converted node.
+            replacements: New values by replaced ones.
+            version: Version of the Casts.
+
+        Returns:
+            Whether there are such operands, as the scales of a Resize.
+        """
+        schema = find_schema(node.op_type, node.domain, node.version)
+        inputs = list(node.inputs)
+        for k, value in enumerate(inputs):
+            known = frozenset[str]() if schema is None else schema.dtypes_of(k)
+            if value is None or self.target in known or self.source not in known:
+                continue
+            type_ = replacements.get(value, value).type
+            if isinstance(type_, TensorType) and type_.dtype == self.target:
+                inputs[k] = self._in_source(value, replacements, version)
+        found = inputs != list(node.inputs)
+        node.inputs = tuple(inputs)
+        return found
+
+    def _in_source(self, value: Value, replacements: Mapping[Value, Value], version: int) -> Value:
+        """Return a converted value in ``source``, by a Cast unless it was not converted itself."""
+        if value not in replacements:
+            return cast_value(value, self.source, version)
+        # `rewire` would replace a use by the node, but no inputs of new nodes.
+        same = Node("Identity", [value], version=1).outputs[0]
+        same.type = value.type
+        return same
+
     def _cast_fixed(self, node: Node, replacements: dict[Value, Value], version: int) -> None:
-        """Put Casts after results that are float32 whatever the inputs, as of some Constants.
+        """Put Casts after results that are ``source`` all the same, as of some Constants.
 
         Args:
             node: A converted node.
             replacements: New values by replaced ones; the Casts are added.
             version: Version of the Casts.
         """
-        # No operator has results of another float dtype by itself; bodies are converted later.
-        if self.source != "float32" or node.bodies:
-            return
+        if node.bodies:
+            return  # they are converted later
         given = [None if v is None else replacements.get(v, v).type for v in node.inputs]
         try:
             found = infer_types(node, given)
         except SubgraphError:
             return
         for value, type_ in zip(node.outputs, found, strict=True):
-            if isinstance(type_, TensorType) and type_.dtype == "float32" != self.target:
+            if isinstance(type_, TensorType) and type_.dtype == self.source != self.target:
                 value.type = type_
                 replacements[value] = cast_value(value, self.target, version)
 
     def _attribute(self, key: str, value: Any) -> Any:
-        if getattr(value, "dtype", None) == numpy_dtype(self.source):
-            array: Array = value.astype(numpy_dtype(self.target))
+        held: Any = value
+        if isinstance(value, np.ndarray) and held.dtype == numpy_dtype(self.source):
+            array: Array = held.astype(numpy_dtype(self.target))
             array.flags.writeable = False
             return array
-        if key in _DTYPE_ATTRIBUTES and value == ONNX_DTYPE[self.source]:
+        if key in _DTYPE_ATTRIBUTES and held == ONNX_DTYPE[self.source]:
             return ONNX_DTYPE[self.target]
-        return value
+        return held
 
     def _wrap_in_casts(self, node: Node, replacements: dict[Value, Value], version: int) -> None:
         """Put Casts around a region that keeps its dtypes.
@@ -145,13 +181,10 @@ class ConvertPrecision:
         inputs: list[Value | None] = []
         for outer, formal in zip(node.inputs, node.subgraph.inputs, strict=True):
             value = _own_weight(outer, formal)
-            if value is not None and value in replacements:
-                type_ = value.type
-                # `rewire` would replace a use by the region, but no inputs of new nodes.
-                value = Node("Identity", [value], version=1).outputs[0]
-                value.type = type_
-            elif value is not None and formal.type != value.type == self._converted(formal.type):
-                value = cast_value(value, self.source, version)
+            if value is not None and (
+                value in replacements or formal.type != value.type == self._converted(formal.type)
+            ):
+                value = self._in_source(value, replacements, version)
             inputs.append(value)
         for value in node.outputs:
             if self._converted(value.type) != value.type and isinstance(value.type, TensorType):

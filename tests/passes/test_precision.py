@@ -10,6 +10,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.graph.types import Array
+from subgraph.operators.protobuf import SparseTensor
 
 X = np.linspace(-1, 1, 6, dtype=np.float16).reshape(2, 3)
 
@@ -107,3 +108,45 @@ def test_results_that_are_float32_by_themselves_are_cast(target: str) -> None:
         assert found.dtype == number.dtype == np.float32
         np.testing.assert_array_equal(found, [6, 7, 8])
         assert number == 2
+
+
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float64"])
+def test_operands_that_only_the_old_dtype_can_have_are_cast(target: str) -> None:
+    """As the scales of Resize and all of DynamicQuantizeLinear."""
+    x, scales = sg.input("x", (1, 1, 2, 2), "float32"), sg.input("scales", (4,), "float32")
+    doubled = ops.Mul(scales, sg.parameter("two", np.array([1, 1, 2, 2], np.float32)))
+    larger = ops.Resize(x, None, doubled, mode="nearest")
+    narrow, scale, zero = ops.DynamicQuantizeLinear(larger)
+    graph = sg.Graph([x, scales], [ops.DequantizeLinear(narrow, scale, zero), doubled])
+    converted = passes.apply_pass(graph, "ConvertPrecision", source="float32", target=target)
+    given = [np.array([[[[0, 1], [2, 3]]]], np.float32), np.ones(4, np.float32)]
+    wanted = sg.compile_model(graph, "REFERENCE")(given)
+    for device in ("REFERENCE", "CPU"):
+        found = sg.compile_model(converted, device)(given)
+        assert found[0].dtype == found[1].dtype == np.float32
+        np.testing.assert_allclose(found[0], wanted[0], atol=0.02)
+        np.testing.assert_array_equal(found[1], [1, 1, 2, 2])
+
+
+def test_float64_becomes_float32() -> None:
+    x = sg.input("x", (2, 4), "float64")
+    shifted = ops.Add(ops.ReduceMean(x, keepdims=1), ops.Constant(value=np.array([1.5])))
+    graph = sg.Graph([x], [ops.Gemm(x, x, transB=1), shifted])
+    converted = passes.apply_pass(graph, "ConvertPrecision", source="float64")
+    types = [node.outputs[0].type for node in converted.nodes if node.op_type != "Cast"]
+    assert {type_.dtype for type_ in types if isinstance(type_, sg.TensorType)} == {"float32"}
+    product, mean = sg.compile_model(converted, "CPU")(np.ones((2, 4))).values()
+    assert product.dtype == mean.dtype == np.float64
+    assert (product == 4).all()
+    assert (mean == 2.5).all()
+
+
+def test_a_sparse_constant_is_cast() -> None:
+    sparse = SparseTensor(np.array([3], np.float32), np.array([1]), (3,))
+    x = sg.input("x", (3,), "float32")
+    graph = sg.Graph([x], [ops.Add(x, ops.Constant(sparse_value=sparse))])
+    assert graph.nodes[0].outputs[0].type == sg.TensorType("float32", (3,))
+    converted = passes.apply_pass(graph, "ConvertPrecision", source="float32", target="float16")
+    for device in ("REFERENCE", "CPU"):
+        found = sg.compile_model(converted, device)(np.ones(3, np.float32))[0]
+        np.testing.assert_array_equal(found, [1, 4, 1])
