@@ -24,6 +24,7 @@ from subgraph.graph.types import Array, Shape, TensorType
 from subgraph.operators.inference import part_metadata, set_output_types
 from subgraph.operators.operator import is_random
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.elementwise.op import aligns_axes
 from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.selector import Reject, SubgraphSelector
 from subgraph.system.registry import Files, Registry, defined_at, nearest
@@ -176,8 +177,13 @@ def weight_values(graph: Graph) -> set[Value]:
 
 
 def is_op(node: Node | None, *op_types: str) -> bool:
-    """Return whether a node is a standard operator with one of these names."""
-    return node is not None and not node.domain and node.op_type in op_types
+    """Return whether a node is a standard operator with one of these names.
+
+    One whose operands broadcast as in old opsets only is none: patterns expect NumPy's rules.
+    """
+    if node is None or node.domain or node.op_type not in op_types:
+        return False
+    return not aligns_axes(node)
 
 
 def produced_by(value: Value | None, *op_types: str) -> Node | None:

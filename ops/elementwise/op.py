@@ -213,8 +213,9 @@ def aligns_axes(node: Node) -> bool:
     Before opset 7 the attribute ``axis`` aligns the second operand, and slopes of PRelu belong to
     axis 1.
     """
-    legacy = is_legacy_broadcast(node) and node.op_type == "PRelu"
-    return legacy or "axis" in node.attrs or "broadcast" in node.attrs
+    if not is_legacy_broadcast(node):
+        return False
+    return node.op_type == "PRelu" or {"axis", "broadcast"} <= node.attrs.keys()
 
 
 def broadcasting(node: Node, types: Types, values: Values) -> list[ValueType | None]:

@@ -18,7 +18,6 @@ from subgraph.dtypes import INTEGERS
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape
 from subgraph.ops.elementwise.expressions import CONVERSIONS, EXPANSIONS
-from subgraph.ops.elementwise.op import aligns_axes
 from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.partition.selector import SubgraphSelector
 from subgraph.passes.patterns import (
@@ -182,8 +181,6 @@ def _fits(node: Node) -> bool:
     if not is_op(node, *_OPERATORS) or len(node.outputs) != 1 or not node.inputs:
         return False
     # The loop broadcasts as NumPy does; conversions may have one scale for each channel.
-    if aligns_axes(node):
-        return False
     if node.op_type in CONVERSIONS and not _one_scale(node):
         return False
     values = [*node.outputs, *(v for v in node.inputs if v is not None)]

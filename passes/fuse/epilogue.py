@@ -14,7 +14,6 @@ import attrs
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.requirements import decoded
-from subgraph.operators.schema import is_before
 from subgraph.ops.shared.activations import ACTIVATIONS
 from subgraph.passes.patterns import (
     MATCHERS,
@@ -78,8 +77,7 @@ def product(context: Context, node: Node) -> Match | None:
 
 def _take_bias(context: Context, chain: _Chain) -> None:
     user = context.sole_user(chain.at, "Add")
-    # Before opset 7 the attributes axis and broadcast decide how Add broadcasts.
-    if user is None or is_before(user, 7):
+    if user is None:
         return
     other = context.other_operand(user, chain.at)
     whole, part = shape_of(chain.at), shape_of(other)
@@ -95,7 +93,7 @@ def _take_bias(context: Context, chain: _Chain) -> None:
 
 def _take_residual(context: Context, chain: _Chain) -> None:
     user = context.sole_user(chain.at, "Add", "Sum")
-    if user is None or (user.op_type == "Add" and is_before(user, 7)):
+    if user is None:
         return
     other = context.other_operand(user, chain.at)
     # A residual is another computed value: ``x + x`` would read a result that the fused node never

@@ -84,7 +84,7 @@ def _fuse(context: Context, node: Node, replaced: dict[Value, Value]) -> None:
 def _affine(context: Context, at: Value, op_type: str, channels: int) -> tuple[Value, Value] | None:
     """Return the Mul or Add of a value and one weight for each channel: its result, the weight."""
     found = context.weighted(at, op_type)
-    if found is None or "axis" in found[0].attrs:
+    if found is None:
         return None
     user, weight = found
     fits = is_per_channel(shape_of(weight), channels, len(shape_of(at) or ()))

@@ -167,7 +167,7 @@ def _step(
         if any(shape_of(v) != (channels,) for v in weights):
             return None  # wrong sizes, which the planner reports
         return ("norm", node, weights) if all(map(context.is_weight, weights)) else None
-    if not is_op(node, "Mul", "Add") or "axis" in node.attrs or dtype_of(at) not in FLOATS:
+    if not is_op(node, "Mul", "Add") or dtype_of(at) not in FLOATS:
         return None
     other = context.other_operand(node, at)
     if other is None or other is at or not context.is_weight(other):

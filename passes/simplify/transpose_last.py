@@ -17,7 +17,6 @@ import attrs
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape, TensorType
 from subgraph.ops.elementwise.expressions import EXPANSIONS
-from subgraph.ops.elementwise.op import aligns_axes
 from subgraph.passes.patterns import (
     Context,
     dtype_of,
@@ -112,7 +111,7 @@ def _groups(context: Context) -> dict[Node, _Group]:
     """Return the group of each node that belongs to one."""
     group_of: dict[Node, _Group] = {}
     for node in context.graph.nodes:
-        if not is_op(node, *_OPERATORS) or len(node.outputs) != 1 or aligns_axes(node):
+        if not is_op(node, *_OPERATORS) or len(node.outputs) != 1:
             continue
         if context.is_weight(node.outputs[0]):
             continue

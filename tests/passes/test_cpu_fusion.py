@@ -13,6 +13,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 from subgraph.ops.shared.activations import ACTIVATIONS
 from subgraph.passes.fuse import cpu_fusion
 from subgraph.passes.patterns import (
@@ -118,18 +119,61 @@ def test_a_bias_added_to_a_gemm_has_no_factor() -> None:
     check(graph, values(4, 8))
 
 
-def test_slopes_of_channels_of_old_opsets_in_a_loop() -> None:
-    nodes = [
-        onnx.helper.make_node("PRelu", ["x", "slope"], ["p"]),
-        onnx.helper.make_node("Sigmoid", ["p"], ["y"]),
+def _old_model(
+    nodes: list[onnx.NodeProto], inputs: dict[str, list[int]], weights: dict[str, Array]
+) -> sg.Graph:
+    """Return a model of opset 6, before which NumPy's rules of broadcasting did not hold."""
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (*inputs.items(), ("y", inputs["x"]))
     ]
-    shape = [2, 3, 3, 3]
-    ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n in "xy"]
-    slope = onnx.numpy_helper.from_array(values(3), "slope")
-    graph = onnx.helper.make_graph(nodes, "old", ends[:1], ends[1:], [slope])
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = onnx.helper.make_graph(nodes, "old", ends[:-1], ends[-1:], constants)
     opsets = [onnx.helper.make_opsetid("", 6)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=3)
-    check(sg.load(model), values(*shape))
+    return sg.load(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=3))
+
+
+def test_slopes_of_channels_of_old_opsets_in_a_loop() -> None:
+    node = onnx.helper.make_node
+    nodes = [node("PRelu", ["x", "slope"], ["p"]), node("Sigmoid", ["p"], ["y"])]
+    graph = _old_model(nodes, {"x": [2, 3, 3, 3]}, {"slope": values(3)})
+    check(graph, values(2, 3, 3, 3))
+
+
+@pytest.mark.parametrize("form", ["products", "norm", "attention"])
+def test_no_pattern_of_operands_aligned_at_an_axis(form: str) -> None:
+    """Before opset 7, the attribute ``axis`` says where the second operand broadcasts."""
+    node = onnx.helper.make_node
+    first: dict[str, Any] = {"broadcast": 1, "axis": 0}
+    weights = {"a": values(4), "w": values(4, 4), "v": values(4, 4)}
+    shape = [4, 4]
+    if form == "products":
+        nodes = [
+            node("MatMul", ["x", "w"], ["one"]),
+            node("MatMul", ["x", "v"], ["product"]),
+            node("Add", ["product", "a"], ["other"], **first),
+            node("Add", ["one", "other"], ["y"]),
+        ]
+    elif form == "norm":
+        weights["epsilon"] = np.array([1e-5], np.float32)
+        nodes = [
+            node("Mul", ["x", "x"], ["square"]),
+            node("ReduceMean", ["square"], ["mean"], axes=[1]),
+            node("Add", ["mean", "epsilon"], ["plus"], broadcast=1),
+            node("Sqrt", ["plus"], ["root"]),
+            node("Div", ["x", "root"], ["norm"], broadcast=1),
+            node("Mul", ["norm", "a"], ["y"], **first),
+        ]
+    else:
+        shape = [4, 4, 4]
+        nodes = [
+            node("Transpose", ["x"], ["transposed"], perm=[0, 2, 1]),
+            node("MatMul", ["x", "transposed"], ["scores"]),
+            node("Add", ["scores", "w"], ["masked"], **first),
+            node("Softmax", ["masked"], ["soft"], axis=2),
+            node("MatMul", ["soft", "x"], ["y"]),
+        ]
+    check(_old_model(nodes, {"x": shape}, weights), values(*shape))
 
 
 def test_a_value_needed_elsewhere_is_not_swallowed() -> None:
