@@ -19,6 +19,7 @@ from subgraph.graph.types import ONNX_DTYPE, TensorType
 from subgraph.operators.builder import operator
 from subgraph.operators.reference import attributes
 from subgraph.operators.schema import is_before
+from subgraph.ops.elementwise.op import aligns_axes
 
 OptionalValue = Value | None
 
@@ -117,6 +118,11 @@ def _binary(derivatives: Callable[[Value, Value, Value, Value], tuple[Value, Val
     """Return the rule of a broadcasting operator from (a, b, y, dy) to both derivatives."""
 
     def rule(of: Vjp) -> Sequence[OptionalValue]:
+        if aligns_axes(of.node):
+            raise UnsupportedOpError(
+                f"the derivative of {of.node.op_type} before opset 7 is not defined with the "
+                f"attribute axis, which node {of.node.name!r} has"
+            )
         a, b = of.input(0), of.input(1)
         da, db = derivatives(a, b, of.output, of.grad)
         return [sum_to(da, a), sum_to(db, b)]

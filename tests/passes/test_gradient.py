@@ -222,6 +222,16 @@ def test_what_has_no_derivative_is_refused_by_name() -> None:
         sg.passes.apply_pass(graph, "ExpandGradient")
 
 
+def test_operands_aligned_at_an_axis_are_refused() -> None:
+    x, b = sg.input("x", (3, 3), "float64"), sg.input("b", (3,), "float64")
+    attributes = {"axis": 0, "broadcast": 1}
+    (y,) = sg.Node("Add", [x, b], name="sum", version=6, attrs=attributes).outputs
+    y.name = "y"
+    graph = sg.Graph([x, b], [_gradient(x, xs=["x"], y="y", outputs=1), y])
+    with pytest.raises(sg.UnsupportedOpError, match="derivative of Add before opset 7"):
+        sg.passes.apply_pass(graph, "ExpandGradient")
+
+
 def _derivative(build: Callable[[Value], Value], array: Array) -> Array:
     x = sg.input("x", array.shape, array.dtype)
     y = build(x)
