@@ -28,7 +28,7 @@ from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_mode
 from subgraph.devices.placement.profiles import sample_inputs
 from subgraph.devices.virtual import VirtualDevice, VirtualModel
 from subgraph.dtypes import DTYPES
-from subgraph.errors import ConfigError, DeviceError, ShapeError, message_of
+from subgraph.errors import ConfigError, DeviceError, ShapeError, SubgraphError, message_of
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.result_arrays import is_array
@@ -99,7 +99,8 @@ class BatchDevice(VirtualDevice):
         """Compile the model for batches of any size.
 
         Requests of a model without a batch run one by one, which is logged: an input or output has
-        no first dimension that is a batch, or a constant that holds its size cannot be replaced.
+        no first dimension that is a batch, a constant that holds its size cannot be replaced, or
+        batches of sample inputs do not run.
         """
         listed = self.configured(config)
         (device,) = listed.devices
@@ -220,8 +221,13 @@ class BatchModel(VirtualModel):
             obstacle: Why its requests run one by one; "": they are joined.
         """
         _, stated = _device_and_size(options.DEVICE_PRIORITIES)
-        stated = 1 if obstacle else stated
-        size, part = (stated, stated) if stated else _best_sizes(graph, model)
+        size = part = 1 if obstacle else stated
+        if not size:
+            try:
+                size, part = _best_sizes(graph, model)
+            except SubgraphError as error:  # as of a model that takes its fourth row
+                size = part = 1
+                obstacle = f"batches of sample inputs do not run: {message_of(error)}"
         super().__init__(
             graph.clone(),
             device=f"BATCH:{model.device}({size})",

@@ -365,6 +365,15 @@ def test_devices_that_it_does_not_take(device: str, error: type[Exception], text
         sg.compile_model(product(), device)
 
 
+def test_a_model_that_needs_more_rows_than_one(caplog: pytest.LogCaptureFixture) -> None:
+    x = sg.input("x", shape=("N", 4))
+    fourth = ops.ReduceSum(ops.Gather(x, np.array([3])), keepdims=0)
+    model = sg.compile_model(sg.Graph([x], [ops.Add(x, fourth)], "odd"), "BATCH:CPU")
+    assert "'odd' one by one: batches of sample inputs do not run" in caplog.text
+    given = np.ones((5, 4), np.float32)
+    np.testing.assert_array_equal(model(given)[0], 5 * given)
+
+
 def test_models_without_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     """Their requests run one by one, as OpenVINO's BATCH runs them."""
     x, k = sg.input("x", shape=(3, 4)), sg.input("k", shape=())
