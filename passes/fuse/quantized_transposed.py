@@ -51,7 +51,9 @@ def transposed_as_products(graph: Graph, guards: dict[Parameter, int]) -> Graph:
             continue
         x, w = (dequantize_before(context, value) for value in node.inputs[:2])
         end = quantize_after(context, node.outputs[0])
-        if end is None or x is None or w is None or not w.has_scales_along(1, 4):
+        if end is None or x is None or w is None:
+            continue
+        if not x.is_per_tensor or not w.has_scales_along(1, 4):
             continue
         inputs = _operands(context, node, block, x, w)
         if inputs is None:

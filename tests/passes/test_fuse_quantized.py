@@ -345,6 +345,26 @@ def test_transposed_convolutions_of_new_scales() -> None:
         np.testing.assert_array_equal(compiled(**inputs)["y"], wanted)
 
 
+def test_transposed_convolutions_of_scales_for_each_input_channel() -> None:
+    """A bias may have the scale of the sums, channel by channel, if there are as many channels."""
+    b = Builder(12)
+    x_scale = np.linspace(0.01, 0.03, 16, dtype=np.float32)
+    real_x = b.node(
+        "DequantizeLinear",
+        ["x", b.constant("x_scale", x_scale), b.constant("x_zero", np.full(16, 120, np.uint8))],
+        "real_x",
+        axis=1,
+    )
+    w, scale = b.weight("w", (16, 16, 2, 2), None)
+    c = b.bias("c", 16, x_scale * scale)
+    real = b.node("ConvTranspose", [real_x, w, c], "conv", strides=[2, 2])
+    b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
+    model = b.model({"x": ("uint8", (1, 16, 5, 6))}, "y")
+    assert "ConvTranspose" in operators(model)
+    got, wanted = by_devices(model, {"x": drawn(b, (1, 16, 5, 6))})
+    assert np.abs(got.astype(np.int32) - wanted.astype(np.int32)).max() <= 1
+
+
 def sum_model(b: Builder, first: str, after: str, reads: str) -> Any:
     """A convolution, and its sum with another or with the input; ``reads``: what else is read."""
     shape = (2, 24, 6, 7)
