@@ -52,6 +52,15 @@ class Adapted:
     shapes: Mapping[str, tuple[Dim, ...]]
     misfit: str
 
+    def set_sizes(self, graph: Graph) -> None:
+        """Set the sizes that type inference could not find in the types of a copy of the graph."""
+        for value in graph.values():
+            shape = self.shapes.get(value.name)
+            if shape is not None and isinstance(value.type, TensorType):
+                dims = value.type.shape or (None,) * len(shape)
+                known = [b if a is None else a for a, b in zip(dims, shape, strict=True)]
+                value.type = TensorType(value.type.dtype, known)
+
 
 def adapted(graph: Graph, types: Mapping[Value, ValueType | None]) -> Adapted:
     """Return a graph for inputs of other shapes.

@@ -16,12 +16,11 @@ from subgraph.graph.types import TensorType, ValueType
 from subgraph.operators.batch_axes import Batch, BatchAxis, NoBatch
 from subgraph.operators.operator import operator_of
 from subgraph.operators.schema import contributed
-from subgraph.operators.type_inference import infer_graph
+from subgraph.operators.type_inference import infer_graph, retype
 from subgraph.transform.pass_manager import apply_pass
 
 from .constant_sizes import adapted
 from .node_batches import node_batches
-from .reshape_inputs import ReshapeInputs
 
 # The number of rows. Products with a few hundreds are exact in float32, in which some models
 # compute sizes.
@@ -86,9 +85,12 @@ def independent_form(graph: Graph) -> Graph | None:
             for value, type_ in zip(inputs, types, strict=True)
         }
         try:
-            if adapted(graph, new).misfit:
+            found = adapted(graph, new)
+            if found.misfit:
                 return None
-            graph = apply_pass(graph, ReshapeInputs(batch="rows"))
+            # In a region inputs that are weights hold them, so that sizes among them are known.
+            graph, _ = retype(found.graph, [new.get(value) for value in graph.inputs])
+            found.set_sizes(graph)
         except SubgraphError:
             return None
     return None if row_dependence(graph) else graph

@@ -78,12 +78,7 @@ class ReshapeInputs:
             raise
         if found.misfit:
             _log.warning("%r with %s may not fit all sizes: %s", graph.name, shown, found.misfit)
-        for value in graph.values():
-            shape = found.shapes.get(value.name)
-            if shape is not None and isinstance(value.type, TensorType):
-                dims = value.type.shape or (None,) * len(shape)
-                known = [b if a is None else a for a, b in zip(dims, shape, strict=True)]
-                value.type = TensorType(value.type.dtype, known)
+        found.set_sizes(graph)
         return graph
 
     def _types(self, graph: Graph) -> dict[Value, ValueType | None]:

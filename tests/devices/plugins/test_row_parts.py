@@ -65,6 +65,28 @@ def test_parts_are_faster_for_few_weights_and_many_values(size: int | str) -> No
     assert op_of(threads).row_parts.of(arrays) == 16, "threads would wait more often"
 
 
+@pytest.mark.parametrize("rows", ["N", 6])
+def test_parts_are_fused_as_the_whole(rows: int | str) -> None:
+    """Targets of Reshape are inputs of a region; the sizes in them are known nevertheless."""
+    x = sg.input("x", shape=(rows, 20, 32))
+    split = sg.parameter("split", np.array([0, 0, 2, 16]))
+    heads = [
+        ops.Transpose(ops.Reshape(ops.MatMul(x, floats(32, 32)), split), perm=perm)
+        for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+    ]
+    scores = ops.Softmax(ops.Mul(ops.MatMul(*heads[:2]), np.float32(0.25)), axis=-1)
+    joined = ops.Transpose(ops.MatMul(scores, heads[2]), perm=[0, 2, 1, 3])
+    y = ops.Reshape(joined, sg.parameter("join", np.array([0, 0, 32])))
+    graph, array = sg.Graph([x], [y]), floats(6, 20, 32)
+    model = sg.compile_model(graph, "CPU", {"BATCH_ROWS": 2})
+    whole = sg.compile_model(graph, "CPU", WHOLE)
+    np.testing.assert_allclose(model([array])[0], whole([array])[0], rtol=1e-5, atol=1e-5)
+    assert op_of(model).row_parts.of([array]) == 2
+    found, expected = ([n.op_type for n in op_of(m).fused.nodes] for m in (model, whole))
+    assert found == expected
+    assert "Softmax" not in found
+
+
 def test_many_weights_or_few_values_run_as_a_whole() -> None:
     x = sg.input("x", shape=("N", 512))
     wide = ops.MatMul(
