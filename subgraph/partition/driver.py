@@ -92,12 +92,24 @@ def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Op
 
 
 def _check_options(owner: SubgraphProperty, options: Options) -> None:
-    """Check that the property takes the options that are not the pass's own.
+    """Check the property's texts, and that it takes the options that are not the pass's own.
 
     Raises:
-        PartitionError: it does not.
+        PartitionError: a text is none, or the property does not take an option.
     """
+    # Files hold these texts: another value would make the record in a file unreadable.
+    for attribute in ("name", "version"):
+        held: Any = getattr(owner, attribute)
+        if not isinstance(held, str):
+            raise PartitionError(
+                f"property {type(owner).__name__!r}: its {attribute} is {held!r}; set it to a text"
+            )
     declared = type(owner).options
+    if isinstance(declared, str):
+        raise PartitionError(
+            f"property {property_name(owner)!r}: its options are {declared!r}; set a tuple of "
+            f"names: options = ({declared!r},)"
+        )
     takes_more = type(owner).pre_partition is not SubgraphProperty.pre_partition
     if declared is None and takes_more:
         return

@@ -12,10 +12,11 @@ from typing import Any
 
 import attrs
 
+from subgraph.errors import PartitionError, described
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp
 from subgraph.partition.options import Options
-from subgraph.partition.property import SubgraphProperty, saved_name
+from subgraph.partition.property import SubgraphProperty, property_name, saved_name
 from subgraph.system.json_values import to_json
 
 # Key of a node's metadata.
@@ -64,8 +65,23 @@ def note_op(node: Node, owner: SubgraphProperty, number: int, options: Options) 
 
 
 def saved_options(owner: SubgraphProperty, options: Options) -> tuple[dict[str, Any], list[str]]:
-    """Return the options in the form of `to_json`, and the names of those that have none."""
-    values = {**owner.saved_options(), **options.as_dict()}
+    """Return the options in the form of `to_json`, and the names of those that have none.
+
+    Raises:
+        PartitionError: the property's ``saved_options`` raised, or returned something else than a
+            mapping by name.
+    """
+    method = f"property {property_name(owner)!r}: saved_options"
+    try:
+        own: Any = owner.saved_options()
+    except Exception as error:
+        raise PartitionError(f"{method} raised {described(error)}") from error
+    if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):  # pyright: ignore[reportUnknownVariableType]
+        raise PartitionError(
+            f"{method} returned {own!r}; return a dict of the property's own state by name, such "
+            'as {"tile": 8}'
+        )
+    values: dict[str, Any] = {**own, **options.as_dict()}
     held: dict[str, Any] = {}
     unsaved: list[str] = []
     for name, value in values.items():

@@ -205,3 +205,37 @@ def test_an_attribute_of_a_property_is_checked_as_the_option(
     with pytest.raises(sg.PartitionError, match=message) as caught:
         sg.passes.apply_pass(graph, "PartitionGraph")
     assert "for property 'Property'" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("name", 7, "property 'Own': its name is 7; set it to a text"),
+        ("version", 7, "property 'Own': its version is 7; set it to a text"),
+        ("options", "tile", r"property 'Own': its options are 'tile'; set a tuple .* \('tile',\)"),
+    ],
+)
+def test_texts_and_options_of_a_property_are_checked(
+    attribute: str, value: Any, message: str
+) -> None:
+    """A saved file with such a name or version had a record and notes that could not be read."""
+    owner = type("Own", (Property,), {attribute: value})()
+    with pytest.raises(sg.PartitionError, match=message):
+        sg.optimize_for(net(), owner)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _: 5, r"saved_options returned 5; return a dict of .*by name"),
+        (lambda _: {1: 2}, r"saved_options returned \{1: 2\}; return a dict"),
+        (fail, "saved_options raised Unprintable"),
+    ],
+)
+def test_saved_options_that_do_not_fit_name_the_property(
+    make: Callable[[Any], Any], message: str
+) -> None:
+    """The error was one of the pass, which named neither property nor method."""
+    owner = type("Own", (Property,), {"saved_options": make})()
+    with pytest.raises(sg.PartitionError, match=f"property 'Own': {message}"):
+        sg.optimize_for(net(), owner)
