@@ -11,6 +11,7 @@ model.
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -259,7 +260,7 @@ def _add_packed(
         op: SubgraphOp | None = node.op
         if op is None:
             continue
-        type(op).prepare(op)
+        _call(op, node.name, "prepare")
         for entry in op.weights:
             known = all(p in names for p in entry.parameters)
             # Regions may share an entry. One without parameters depends on no weight of the file,
@@ -287,8 +288,30 @@ def _op_data(graph: Graph, exporter: ArrayExporter) -> dict[str, Any]:
     counts = Counter(node.name for node in nodes)
     single = [node for node in nodes if counts[node.name] == 1]
     ops: dict[str, SubgraphOp] = {node.name: node.op for node in single}
-    found = {name: type(op).to_export(op, exporter) for name, op in ops.items()}
+    found = {name: _call(op, name, "to_export", exporter) for name, op in ops.items()}
+    for name, data in found.items():
+        method = f"node {name!r}: {type(ops[name]).__name__}.to_export"
+        if data is not None and not isinstance(data, dict):
+            raise BlobError(f"{method} returned {data!r}; return a dict of plain JSON, or None")
+        try:
+            json.dumps(data, sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BlobError(
+                f"{method} returned a dict that is no plain JSON: {described(error)}; store arrays "
+                "with file.array(array)"
+            ) from error
     return {name: data for name, data in found.items() if data is not None}
+
+
+def _call(op: SubgraphOp, node: str, method: str, *args: Any) -> Any:
+    """Call a method of a region's op, which may be a user's; an error names node and method."""
+    try:
+        return getattr(type(op), method)(op, *args)
+    except (SubgraphError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        where = f"node {node!r}: {type(op).__name__}.{method}"
+        raise BlobError(f"{where} raised {described(error)}; correct that method") from error
 
 
 def _restore(graph: Graph, reader: BlobReader) -> None:
@@ -299,7 +322,7 @@ def _restore(graph: Graph, reader: BlobReader) -> None:
         found = op_data.get(node.name)
         op: SubgraphOp | None = node.op
         if op is not None and isinstance(found, dict):
-            type(op).restore(op, cast("dict[str, Any]", found), file)
+            _call(op, node.name, "restore", cast("dict[str, Any]", found), file)
 
 
 def exported_device(source: Source) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -239,3 +240,34 @@ def test_saved_options_that_do_not_fit_name_the_property(
     owner = type("Own", (Property,), {"saved_options": make})()
     with pytest.raises(sg.PartitionError, match=f"property 'Own': {message}"):
         sg.optimize_for(net(), owner)
+
+
+class Exported(sg.SubgraphOp):
+    """Runs MatMul, Add and Relu in NumPy."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        x, w = inputs
+        return [np.maximum(x @ w.array + x, 0)]
+
+    def to_export(self, file: Any) -> Any:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "message"),
+    [
+        ("to_export", fail, "raised Unprintable"),
+        ("to_export", lambda *_: 5, "returned 5; return a dict of plain JSON, or None"),
+        ("to_export", lambda *_: {"a": np.float32(1)}, "no plain JSON"),
+        ("to_export", lambda *_: {"a": {(1, 2): 3}}, "no plain JSON"),
+        ("prepare", fail, "raised Unprintable"),
+    ],
+)
+def test_an_op_that_fails_in_an_export_is_named(
+    method: str, answer: Callable[..., Any], message: str, tmp_path: Path
+) -> None:
+    kind = type("Failing", (Exported,), {method: answer})
+    graph = cut(create_subgraph_node=lambda inner: sg.subgraph_node(inner, kind(inner), "mine"))
+    model = sg.compile_model(graph, "CPU")
+    with pytest.raises(sg.BlobError, match=f"node 'mine': Failing.{method} .*{message}"):
+        model.export_model(tmp_path / "model.blob")
