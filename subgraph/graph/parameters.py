@@ -177,7 +177,7 @@ class Parameter:
         """
         try:
             held = _copy_of(array)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ShapeError(f"parameter {name!r}: {error}") from error
         self._adopt(name, held)
 
@@ -199,6 +199,10 @@ class Parameter:
             held = array if isinstance(array, Unchecked) else read_only(array)
             self._first = _stamp
             self.published = State(_stamp, held)
+
+    def __array__(self, *_: Any, **__: Any) -> Array:
+        # Without this method NumPy makes an array of one object, and its errors do not say why.
+        raise TypeError(f"parameter {self.name!r} is a weight and no array: use its .array")
 
     @property
     def type(self) -> TensorType:
@@ -248,7 +252,7 @@ class Parameter:
         """
         try:
             new = _copy_of(array)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ShapeError(f"parameter {self.name!r} takes {self._type}: {error}") from error
         if (dtype_of(new), new.shape) != (self._type.dtype, self._type.shape):
             raise ShapeError(

@@ -271,3 +271,15 @@ def test_an_op_that_fails_in_an_export_is_named(
     model = sg.compile_model(graph, "CPU")
     with pytest.raises(sg.BlobError, match=f"node 'mine': Failing.{method} .*{message}"):
         model.export_model(tmp_path / "model.blob")
+
+
+def test_a_weight_that_forward_takes_for_an_array_is_named() -> None:
+    """NumPy made an array of one object; its message was about missing dimensions."""
+    parameter = sg.parameter("w", np.eye(4, dtype=np.float32)).parameter
+    assert parameter is not None
+    wrong: Any = parameter
+    for use in (np.asarray, lambda w: np.ones((2, 4), np.float32) @ w, np.maximum.reduce):
+        with pytest.raises(TypeError, match=r"parameter 'w' is a weight and no array: use its"):
+            use(wrong)
+    with pytest.raises(sg.ShapeError, match="parameter 'w' is a weight and no array"):
+        parameter.assign(wrong)
