@@ -130,7 +130,8 @@ def compile_queried(
     """
     if type(device).compile_model is Device.compile_model:
         with _named(device, "compile_model", graph):
-            return device.compile_supported(graph, config, result)
+            model: Any = device.compile_supported(graph, config, result)
+        return _checked_model(device, "compile_supported", model)
     return _compiled(device, graph if result is None else result.lifted or graph, config)
 
 
@@ -323,10 +324,16 @@ def capability_of(device: Device) -> dict[str, str]:
     """Return the versions and hardware features that an exported model of a device depends on.
 
     Raises:
-        DeviceError: ``capability`` raised an exception.
+        DeviceError: ``capability`` raised an exception or returned something else.
     """
     with _named(device, "capability", device.name):
-        return device.capability()
+        found: Any = device.capability()
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):  # pyright: ignore[reportUnknownVariableType]
+        raise DeviceError(
+            f"device {device.name}: capability gave {found!r}; it must return a dict of texts by "
+            'name, such as {"driver": "1.2"}'
+        )
+    return cast("dict[str, str]", found)
 
 
 def import_on(device: Device, source: Any, config: Config | None, shown: str) -> CompiledModel:

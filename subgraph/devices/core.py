@@ -56,7 +56,7 @@ from subgraph.operators.operator import (
     unregister_operator,
 )
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.settings import check_option, current_name, option_names
+from subgraph.runtime.settings import DeviceOptions, check_option, current_name, option_names
 from subgraph.system.environment import check_variables
 from subgraph.system.forking import free_in_child
 from subgraph.system.gc_control import paused_gc
@@ -126,6 +126,12 @@ class Core:
         kind: Any = device if isinstance(device, type) else type(device)
         if not issubclass(kind, Device):
             raise DeviceError(f"device {name!r}: {device!r} is no sg.Device, nor a class of them")
+        held: Any = kind.options_class
+        if not isinstance(held, type) or not issubclass(held, DeviceOptions):
+            raise DeviceError(
+                f"device {name!r}: options_class of {kind.__name__} is {held!r}; set it to a child "
+                "class of sg.DeviceOptions"
+            )
         with self._lock:
             self._find_installed()
             if not isinstance(device, type) and self._has_started(name, device):

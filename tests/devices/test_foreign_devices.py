@@ -11,6 +11,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.devices.calls import capability_of, compile_queried
 
 X = np.array([[1, -2, 3]], np.float32)
 
@@ -296,3 +297,29 @@ def test_what_is_no_name_file_or_number(core: sg.Core) -> None:
     for wrong in (-1, "2"):
         with pytest.raises(sg.ConfigError, match="number of its requests, 0 or more; got"):
             sg.InferQueue(model, wrong)
+
+
+@pytest.mark.parametrize("held", [5, dict, sg.Device])
+def test_options_class_is_checked_when_the_device_is_registered(held: Any) -> None:
+    """The first query said that attrs did not like a class."""
+    kind = type("Foreign", (sg.Device,), {"options_class": held})
+    with pytest.raises(sg.DeviceError, match=r"'FOREIGN': options_class of Foreign is .*a child"):
+        sg.Core().register_device("FOREIGN", kind)
+
+
+@pytest.mark.parametrize("answer", [None, {"driver": object()}, ["driver"]])
+def test_capability_is_checked(answer: Any) -> None:
+    """An export failed in json, or wrote a file that no import could read."""
+    device = type("Foreign", (sg.Device,), {"capability": lambda _: answer})()
+    with pytest.raises(sg.DeviceError, match=r"capability gave .*must return a dict of texts"):
+        capability_of(device)
+
+
+def test_compile_supported_is_checked() -> None:
+    """HETERO reported that None has no attribute graph, and did not name the device."""
+    methods = {"supports": lambda *_: True, "compile_supported": lambda *_: None}
+    core = sg.Core()
+    core.register_device("FOREIGN", type("Foreign", (sg.Device,), methods))
+    device, x = core.device("FOREIGN"), sg.input("x", (4,))
+    with pytest.raises(sg.DeviceError, match="FOREIGN: compile_supported gave None; it must"):
+        compile_queried(device, sg.Graph([x], [ops.Relu(x)]), None)
