@@ -10,7 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from subgraph.engine.codegen.irtools import F32, I8, I32, call_intrinsic, emit_fma, emit_quotient
+from subgraph.engine.codegen.irtools import F32, I8, I32, call_intrinsic, emit_fma
+from subgraph.engine.codegen.vmath import emit_quotient
 
 from .vector_kernels import like, merge
 

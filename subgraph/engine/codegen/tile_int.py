@@ -41,7 +41,6 @@ from subgraph.engine.codegen.irtools import (
     I64,
     call_intrinsic,
     concatenate,
-    emit_quotient,
     load_at,
     shuffle_vectors,
     splat_value,
@@ -50,6 +49,7 @@ from subgraph.engine.codegen.irtools import (
 )
 from subgraph.engine.codegen.tile import size_switch, tile_kernel
 from subgraph.engine.codegen.tiling import row_counts
+from subgraph.engine.codegen.vmath import emit_quotient
 from subgraph.system import host
 
 # Channels of a blocked layout, and outputs of one store: their sums are a 512-bit vector of int32,
@@ -93,7 +93,7 @@ class IntegerTileBlock(WordBlock):
         residual: First element of the residual, whose strides are those of C.
         residual_scales: float32 numbers: the scale of the result that the residual is added to,
             that of the residual, and that of the sum with its inverse and the rest of the inverse
-            (`irtools.emit_quotient`).
+            (`vmath.emit_quotient`).
         residual_zero: Zero point of the residual.
         sum_low: Lower bound of the sum before its zero point is added.
         sum_high: Upper bound of the sum before its zero point is added.

@@ -23,6 +23,7 @@ from subgraph.engine.codegen.irtools import (
     I32,
     call_intrinsic,
     define,
+    emit_fma,
     splat_value,
     suffix,
     vec_type,
@@ -519,3 +520,19 @@ def _exp2(x: Expr) -> Expr:
     exponent = builder.shl(shifted.bits(), x.integer(mantissa))
     result = x.from_bits(builder.add(power.bits(), exponent))
     return result.where(builder.fcmp_ordered("ord", x.value, x.value), x)
+
+
+def emit_quotient(builder: Any, x: Any, divisor: Any, inverse: Any, rest: Any) -> Any:
+    """Emit ``x / divisor`` of vectors of float32, rounded once, without a division.
+
+    ``inverse`` is ``1 / divisor``, rounded, and ``rest`` is ``(1 - inverse * divisor) * inverse``
+    with one rounding of each operation (of which the first two are fused): what the inverse lacks.
+    Then the first estimate is next to the quotient. A step by its remainder, which is exact, gives
+    the rounded quotient (Markstein, "Computation of elementary functions on the IBM RISC
+    System/6000 processor", 1990, theorem 8). No intermediate result may be subnormal or infinite,
+    and the machine must have a fused multiply-add.
+    """
+    minus = builder.fneg(divisor)
+    better = emit_fma(builder, x, rest, builder.fmul(x, inverse))
+    remainder = emit_fma(builder, better, minus, x)
+    return emit_fma(builder, remainder, inverse, better)
