@@ -59,16 +59,22 @@ class Arena:
         """Begin with an empty arena."""
         self.memory = aligned_empty((0,), np.dtype(np.uint8))
         self.address = 0
+        self._nbytes = 0  # bytes that the plans bound to it may use
 
     def reserve(self, nbytes: int) -> None:
-        """Enlarge the arena to at least ``nbytes``; its address may change, its content is lost."""
+        """Enlarge the arena to at least ``nbytes``; its address may change, its content is lost.
+
+        If that fails, the arena is empty, and the next call allocates what earlier ones reserved.
+        """
         if guard_pages.MODE:
             return  # each executable plan has an arena of its own
+        nbytes = max(nbytes, self._nbytes)
         if nbytes > self.memory.nbytes:
-            self.memory = aligned_empty((0,), np.dtype(np.uint8))
-            # The old memory was dropped first, so that both are not allocated at the same time.
-            self.memory = mapped_empty(nbytes)
-            self.address = self.memory.ctypes.data
+            # The old memory is dropped first, so that both are not allocated at the same time.
+            self.memory, self.address = aligned_empty((0,), np.dtype(np.uint8)), 0
+            memory = mapped_empty(nbytes)
+            self.memory, self.address = memory, memory.ctypes.data
+            self._nbytes = nbytes
 
 
 class _GuardedArena(Arena):
@@ -420,8 +426,13 @@ class ExecutablePlan:
                 segment.clear()
 
     def rebind_arena(self) -> None:
-        """Patch the words that point into the arena, if its address changed."""
+        """Patch the words that point into the arena, if its address changed.
+
+        Raises:
+            MemoryError: The arena is lost, and there is not enough memory for another one.
+        """
         if self._arena_at != self._arena.address:
+            self._arena.reserve(0)
             self._arena_patch.put(self._words, self._arena.address)
             self._arena_at = self._arena.address
 

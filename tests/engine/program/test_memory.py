@@ -12,8 +12,11 @@ from llvmlite import binding
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.cpu import region_session
+from subgraph.engine.executable import executable_plan
 from subgraph.engine.executable.executable_plan import Arena
 from subgraph.engine.toolchain import loader
+from subgraph.graph.types import Array
+from subgraph.system.large_pages import mapped_empty
 from subgraph.tools.bench_worker import peak_memory
 from subgraph.weights import mapped_files as mapped
 
@@ -90,3 +93,27 @@ def test_the_regions_of_a_request_share_memory(monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
     assert len(arenas) > 1
     assert sum(arena.memory.nbytes > 0 for arena in arenas) == 1
+
+
+@pytest.mark.plain_memory
+def test_memory_that_cannot_be_enlarged_is_allocated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that was bound before ran in the memory that had been returned to the system."""
+    most, held = 1 << 20, []
+
+    def limited(size: int) -> Array:
+        if size > most:
+            raise MemoryError
+        held.append(mapped_empty(size))  # otherwise the test would crash
+        return held[-1]
+
+    monkeypatch.setattr(executable_plan, "mapped_empty", limited)
+    x = sg.input("x", ("N", 64))
+    graph = sg.Graph([x], [ops.Softmax(ops.Transpose(ops.Softmax(x, axis=0), perm=[1, 0]))])
+    request = sg.compile_model(graph, "CPU").create_infer_request()
+    arena = next(iter(request._runner.sessions().values()))._arena  # type: ignore[attr-defined]
+    small, large = (np.ones((n, 64), np.float32) for n in (512, 8192))
+    for array in (small, large, small):
+        result = request.infer(array)[0]
+        np.testing.assert_allclose(result, np.full((64, len(array)), 1 / len(array)), rtol=1e-5)
+    assert arena.address == arena.memory.ctypes.data
+    assert len(held) == 2
