@@ -15,6 +15,8 @@ from functools import cache
 from os import PathLike
 from typing import IO, Any, Protocol
 
+import numpy as np
+
 from subgraph.errors import ConfigError, DeviceError, ShapeError, described
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, ParameterTable, Snapshot, State, call_pinned, epoch
@@ -337,12 +339,21 @@ class CompiledModel:
 
         Raises:
             MissingInputError: The model has no such output.
-            ShapeError: The array is not writable, or its dtype or shape can never fit.
+            ShapeError: The array is not writable, its dtype or shape can never fit, or an element
+                of it shares memory with another one or with the array of another output.
         """
         position = port_position(self.outputs, key, "output")
-        if array is not None:
-            _check_preset(self.outputs[position], array)
         changed = list(outputs or [None] * len(self.outputs))
+        changed[position] = None
+        if array is not None:
+            port = self.outputs[position]
+            _check_preset(port, array)
+            for other, held in zip(self.outputs, changed, strict=True):
+                if held is not None and np.shares_memory(array, held):
+                    raise ShapeError(
+                        f"output {port.name!r}: the array shares memory with that of output "
+                        f"{other.name!r}; give each output memory of its own"
+                    )
         changed[position] = array
         return changed if any(a is not None for a in changed) else None
 
@@ -560,6 +571,14 @@ def devices_of(node: Node) -> list[str]:
 def _check_preset(port: Port, array: Any) -> None:
     if not is_array(array) or not array.flags.writeable:
         raise ShapeError(f"output {port.name!r}: give a writable NumPy array to write into")
+    extent = array.itemsize  # bytes from the first to the last element of the dimensions before
+    for stride, size in sorted(zip(map(abs, array.strides), array.shape, strict=True)):
+        if size > 1 and stride < extent and array.size:
+            raise ShapeError(
+                f"output {port.name!r}: elements of the array share memory, its strides are "
+                f"{array.strides}; give an array whose elements have memory of their own"
+            )
+        extent += stride * (size - 1)
     check = expected_result(port.type)
     if check is None or not isinstance(port.type, TensorType):
         return

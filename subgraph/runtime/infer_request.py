@@ -475,7 +475,8 @@ class InferRequest:
 
         Raises:
             MissingInputError: The model has no such output.
-            ShapeError: The array is not writable, or its dtype or shape can never fit.
+            ShapeError: The array is not writable, its dtype or shape can never fit, or an element
+                of it shares memory with another one or with the array of another output.
             RequestError: The request is busy.
         """
         self._check_idle()

@@ -70,6 +70,42 @@ def test_preset_outputs(gated: tuple[sg.CompiledModel, Gate]) -> None:
         request.set_output("z", target)
 
 
+@pytest.mark.parametrize("states", [None, {"past": "present"}])
+def test_the_memory_of_preset_outputs_is_not_shared(states: dict[str, str] | None) -> None:
+    """The outputs were written over each other."""
+    x, past = sg.input("x", ("N", 4)), sg.input("past", ("P", 4))
+    outputs = [ops.Concat(past, x, axis=0, name="present"), ops.Relu(x), ops.Neg(x)]
+    graph = sg.Graph([x, past], outputs)
+    names = [value.name for value in graph.outputs]
+    states = states and {"past": names[0]}
+    request = sg.compile_model(graph, "REFERENCE").create_infer_request(states=states)
+    memory = np.zeros((9, 4), np.float32)
+    request.set_output(names[1], memory[:3])
+    with pytest.raises(sg.ShapeError, match=f"'{names[2]}'.* with that of output '{names[1]}'"):
+        request.set_output(names[2], memory[2:5])
+    request.set_output(names[2], memory[3:6])
+    request.set_output(names[1], memory[:3])  # its own array is replaced
+    request.set_output(names[2], None)
+    request.set_output(names[1], memory[::2][:3, ::-1])
+    request.set_output(names[2], memory[1::2][:3])  # rows between those of the other
+    data = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
+    request.infer(x=data, **({} if states else {"past": data}))
+    np.testing.assert_array_equal(memory[:5:2, ::-1], np.maximum(data, 0))
+    np.testing.assert_array_equal(memory[1:6:2], -data)
+
+
+@pytest.mark.parametrize("strides", [(0, 4), (4, 4), (16, 0), (16, -3)])
+def test_elements_of_a_preset_output_do_not_share_memory(strides: tuple[int, int]) -> None:
+    x = sg.input("x", ("N", "M"))
+    request = sg.compile_model(sg.Graph([x], [ops.Relu(x)]), "REFERENCE").create_infer_request()
+    memory = np.zeros(64, np.float32)
+    array = np.lib.stride_tricks.as_strided(memory[16:], (3, 4), strides)
+    with pytest.raises(sg.ShapeError, match="elements of the array share memory, its strides are"):
+        request.set_output(0, array)
+    request.set_output(0, array[:1, :1])  # one element
+    request.set_output(0, np.zeros((5, 3, 4), np.float32)[:, 1, ::-1])
+
+
 def test_ports_tell_shape_and_dtype() -> None:
     x, free = sg.input("x", ("N", 3, None), "int8"), sg.input("free", None)
     many = sg.Value("many", sg.SequenceType(sg.TensorType("float32")))
