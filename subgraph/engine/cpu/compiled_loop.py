@@ -30,8 +30,8 @@ class CompiledLoop:
         """
         self._session = session
         self._wiring = wiring
-        # The executable plan of the iterations, the plan that was bound then, and the iterations.
-        self._known: tuple[ExecutablePlan, object, Iterations] | None = None
+        # The executable plan of the iterations, how often it had been rebound, and the iterations.
+        self._known: tuple[ExecutablePlan, int, Iterations] | None = None
 
     def __call__(self, inputs: Sequence[Any], limit: int | None) -> IterationsResult | None:
         """Run all iterations; return None if the loop cannot be compiled.
@@ -66,7 +66,8 @@ class CompiledLoop:
             raise Declined("the body has no one plan for these shapes")
         assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
         known = self._known
-        # An executable plan may have been bound to other shapes since.
-        if known is None or known[0] is not bound or known[1] is not bound.plan:
-            known = self._known = bound, bound.plan, make_iterations(bound, self._wiring)
+        # An executable plan may have been bound to other shapes since, which changes its staging
+        # buffers, and back to these.
+        if known is None or known[:2] != (bound, bound.rebinds):
+            known = self._known = bound, bound.rebinds, make_iterations(bound, self._wiring)
         return known[2]

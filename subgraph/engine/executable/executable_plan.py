@@ -92,6 +92,7 @@ class ExecutablePlan:
 
     Attributes:
         plan: The plan that was bound, or the program from an exported model, which has no plan.
+        rebinds: How often another plan was bound since.
         single_program: The only program; None if reference steps run between several programs.
         inputs: The inputs that are not weights.
         outputs: The outputs, in the graph's order.
@@ -116,6 +117,7 @@ class ExecutablePlan:
         """
         _check_memory(layout.arena_bytes + sum(port.nbytes for port in layout.outputs))
         self.plan = plan
+        self.rebinds = 0
         self._entries = layout.entries
         self.epoch: int | None = None
         guarded = guard_pages.MODE
@@ -173,6 +175,7 @@ class ExecutablePlan:
         result_bytes = instance.symbolic_plan.outputs.fixed_bytes + sum(o.nbytes for o in outputs)
         _check_memory(instance.arena_bytes + result_bytes)  # before anything is changed
         self.plan, self._entries = instance, instance.entries
+        self.rebinds += 1
         # The array of words stays at its address, to which the programs' rows and this plan's
         # patches refer. Fixed words keep their values.
         instance.fill_words(self._words)

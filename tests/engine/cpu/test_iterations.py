@@ -139,6 +139,26 @@ def test_shapes_and_weights_that_change_between_runs(runs: list[int | None]) -> 
         np.testing.assert_allclose(model(inputs)[0], session.run(None, inputs)[0], atol=1e-5)
 
 
+@pytest.mark.plain_memory
+def test_a_body_that_is_bound_to_other_shapes_and_back(runs: list[int | None]) -> None:
+    """States of 280000 bytes are too large to be copied, so that their loop is not compiled.
+
+    Later iterations wrote to the results of that loop, which had been freed.
+    """
+    count, x, state = sg.input("count", (), "int64"), sg.input("x", ("N",)), sg.input("s", ("N",))
+    body = _loop([state], [ops.Tanh(ops.Add(state, np.float32(0.5)))])
+    graph = sg.Graph([count, x], [ops.Loop(count, None, x, body=body)])
+    sizes = [50000, 51000, *[60000, 70000] * 3, 60000]
+    model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": 1, "PLAN_CACHE_SIZE": 2})
+    held: list[Array] = []  # otherwise a fault could be a crash
+    for k, size in enumerate(sizes):
+        held += [random(size, seed=k)]
+        held += [model([*_counts(2), held[-1]])[0]]
+        want = np.tanh(np.tanh(held[-2] + F4(0.5)) + F4(0.5))
+        np.testing.assert_allclose(held[-1], want, rtol=0, atol=1e-6)
+    assert runs == [2] * sum(size < 70000 for size in sizes)
+
+
 @pytest.mark.parametrize("chunk", [3, 1000])
 @pytest.mark.parametrize(("backwards", "axis"), [(0, 0), (1, 0), (0, 2), (1, 1)])
 def test_scan_of_unknown_length(
