@@ -21,6 +21,7 @@ from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.region_session import RegionSession
 from subgraph.graph.graph import Graph
+from subgraph.graph.result_arrays import fill_outputs, usable_output
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import ProfileEntry, RunIterations, Session, Wiring
 from subgraph.system.forking import free_in_child
@@ -119,22 +120,21 @@ class CpuSession(RegionSession):
             return self._run_as_one(inputs, outputs)
         count = len(inputs[0])
         entries: list[ProfileEntry] = []
-        results: list[Any] = list(outputs or ())
+        results: list[Array] = []
         for start in range(0, count, rows):
             end = min(start + rows, count)
             part = [item[start:end] for item in inputs]
-            wanted = [None if array is None else array[start:end] for array in results]
-            found = super()._run(part, wanted or None)
+            found = super()._run(part, [array[start:end] for array in results] or None)
             if self.profiling:
                 entries += self._profile
             if not start:
-                results = results or [None] * len(found)
-                for k, first in enumerate(found):
-                    if results[k] is None:
-                        results[k] = np.empty((count, *first.shape[1:]), first.dtype)
-                        results[k][:end] = first
+                for first, array in zip(found, outputs or [None] * len(found), strict=True):
+                    shape = (count, *first.shape[1:])
+                    whole = usable_output(array, first.dtype, shape)
+                    results.append(np.empty(shape, first.dtype) if whole is None else whole)
+                    results[-1][:end] = first
         self._profile = entries
-        return results
+        return results if outputs is None else fill_outputs(results, outputs)
 
     def _run_as_one(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
