@@ -82,10 +82,11 @@ class BoundPort:
                 # A port of sizes that grow with each run, as those of a decoder, gets room.
                 exact = self.memory is None or guard_pages.MODE
                 room = self.nbytes if exact else 2 * self.nbytes
-                self.memory = aligned_empty((room,), np.dtype(np.uint8))
-                self._staging_address = address_of(self.memory)
-            self.staging = np.ndarray(self.type[1], self._dtype, self.memory)
+                memory = aligned_empty((room,), np.dtype(np.uint8))
+                self.memory, self._staging_address = memory, address_of(memory)
+            staged = np.ndarray(self.type[1], self._dtype, self.memory)
             self._point_to(self._staging_address)
+            self.staging = staged  # last, so that the next call patches the words if this fails
         staging: Array = self.staging
         return staging
 

@@ -296,8 +296,9 @@ class ExecutablePlan:
         entry, patch = self._entry_patches[k]
         array = entry.get()
         if array is not self._entry_arrays[k]:
-            self._entry_arrays[k] = array
+            # Only then, so that another refresh patches the words if this fails.
             patch.put(self._words, array.ctypes.data)
+            self._entry_arrays[k] = array
             # Kernels read the packed copy from now on, so that the pages of the model's file need
             # not stay in memory.
             release(entry.parameters, array)
