@@ -49,7 +49,8 @@ ISAS ?= like-avx512vnni like-avx512 like-avx512bf16 like-amx like-avxvnni like-n
 KERNEL_TESTS := \
   $(filter-out tests/ops/contrib/% tests/ops/control_flow/% tests/ops/ml/% \
     %/test_requirements.py %/test_reference.py, $(wildcard tests/ops/*/test_*.py)) \
-  tests/passes/test_fuse_quantized.py tests/engine/codegen/test_simd.py tests/engine/codegen/test_vmath.py \
+  tests/passes/test_fuse_quantized.py tests/passes/test_fuse_quantized_images.py \
+  tests/engine/codegen/test_simd.py tests/engine/codegen/test_vmath.py \
   tests/weights/test_bfloat16_weights.py tests/ops/test_bfloat16_products.py \
   tests/devices/test_half_models.py tests/devices/test_mobile_networks.py tests/devices/test_models.py \
   tests/operators/test_families.py tests/operators/test_ops_devices.py

@@ -43,6 +43,7 @@ from .qlinear_operands import (
 )
 from .qlinear_packing import (
     BLOCK,
+    PAIR_CHANNELS,
     QUAD,
     PatchSource,
     Tile,
@@ -306,8 +307,7 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
         centred = centred_weights(weight, *zeros).reshape(g.groups, -1, along)
         full[: g.groups, :, :along] = centred
         split = full.reshape(blocks, BLOCK, steps, taps).transpose(0, 2, 1, 3)
-        # The tile of pairs multiplies halves of two vectors, see `qlinear_depthwise_kernels`.
-        order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
+        order = [channel for part in PAIR_CHANNELS for channel in part]
         return np.ascontiguousarray(split if quads else split[:, :, order])
 
     weight = low.weight(

@@ -35,7 +35,7 @@ from subgraph.engine.codegen.tile_int import BLOCK, Requantizer
 
 from .arguments import QuantizedDepthwiseArguments
 from .patches import PatchBox, element_bytes, patch_copier
-from .qlinear_packing import QUAD
+from .qlinear_packing import PAIR_CHANNELS, QUAD
 
 # Most pixels of a tile. Of pairs, 4 pixels have 8 vectors of sums, which fit in 16 registers beside
 # 2 of weights, 2 of pixels and those of a product. Of quads, a pixel has one of 32 registers.
@@ -86,8 +86,7 @@ class _Pairs:
         offsets: Offsets of a step in the table of taps.
     """
 
-    # Unpacking 128-bit halves of vectors interleaves channels.
-    orders = ([*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)])
+    orders = PAIR_CHANNELS
     offsets = 2
 
     @staticmethod
@@ -101,8 +100,10 @@ class _Pairs:
         """Return the sums of a pixel with the products of a step, whose taps are at ``taps``."""
         line = ir.VectorType(I16, BLOCK)
         one, two = (load_at(builder, at, line, 2) for at in taps)
-        lows = [k for q in (0, 8) for i in range(4) for k in (q + i, BLOCK + q + i)]
-        mixed = [shuffle_vectors(builder, one, two, [k + high for k in lows]) for high in (0, 4)]
+        mixed = [
+            shuffle_vectors(builder, one, two, [k for c in order for k in (c, BLOCK + c)])
+            for order in PAIR_CHANNELS
+        ]
         return [
             builder.add(total, emit_pair_products(builder, each, weight))
             for total, each, weight in zip(sums, mixed, weights, strict=True)

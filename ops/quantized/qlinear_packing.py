@@ -19,6 +19,9 @@ from subgraph.system import host
 
 BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, without numba
 QUAD = 4  # adjacent taps that a step of a depthwise convolution multiplies as bytes
+# Channels of the two vectors of sums of a depthwise convolution over pairs of taps: to interleave
+# two pixels of 256 bits (vpunpcklwd, vpunpckhwd) takes the lower or upper four of each 128 bits.
+PAIR_CHANNELS = ([*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)])
 LINE = 16  # bounds that `saturation_kernels` compares at a time; rows of bounds are padded to it
 
 # How a step of an integer tile multiplies; see `subgraph.engine.codegen.tile_int`.

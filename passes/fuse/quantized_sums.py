@@ -28,8 +28,7 @@ def add_residuals(graph: Graph, guards: dict[Parameter, int]) -> Graph:
         guards: Filled with the parameters whose content the result depends on, and the version
             that was read of each.
     """
-    context = Context(graph)
-    if not any(_quantized_sum(context, node) for node in graph.nodes):
+    if not any(_takes_residual(node) for node in graph.nodes):
         return graph
     graph = graph.clone()
     context, replaced = Context(graph), dict[Value, Value]()

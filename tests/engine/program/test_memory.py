@@ -64,9 +64,8 @@ def test_the_peak_is_that_of_this_program() -> None:
         assert peak_memory() >= before
 
 
-@pytest.mark.plain_memory
-def test_the_regions_of_a_request_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They run one after the other, each with temporary values as large as its input."""
+def made_arenas(monkeypatch: pytest.MonkeyPatch) -> list[Arena]:
+    """Return a list to which each arena is added when a request makes it."""
     arenas: list[Arena] = []
 
     class Counted(Arena):
@@ -75,6 +74,13 @@ def test_the_regions_of_a_request_share_memory(monkeypatch: pytest.MonkeyPatch) 
             arenas.append(self)
 
     monkeypatch.setattr(region_session, "Arena", Counted)
+    return arenas
+
+
+@pytest.mark.plain_memory
+def test_the_regions_of_a_request_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run one after the other, each with temporary values as large as its input."""
+    arenas = made_arenas(monkeypatch)
     weights = [
         np.random.default_rng(k).standard_normal((64, 64)).astype(np.float32) / 8 for k in range(4)
     ]
@@ -109,11 +115,12 @@ def test_memory_that_cannot_be_enlarged_is_allocated_again(monkeypatch: pytest.M
     monkeypatch.setattr(executable_plan, "mapped_empty", limited)
     x = sg.input("x", ("N", 64))
     graph = sg.Graph([x], [ops.Softmax(ops.Transpose(ops.Softmax(x, axis=0), perm=[1, 0]))])
+    arenas = made_arenas(monkeypatch)
     request = sg.compile_model(graph, "CPU").create_infer_request()
-    arena = next(iter(request._runner.sessions().values()))._arena  # type: ignore[attr-defined]
     small, large = (np.ones((n, 64), np.float32) for n in (512, 8192))
     for array in (small, large, small):
         result = request.infer(array)[0]
         np.testing.assert_allclose(result, np.full((64, len(array)), 1 / len(array)), rtol=1e-5)
+    (arena,) = [each for each in arenas if each.address]
     assert arena.address == arena.memory.ctypes.data
     assert len(held) == 2
