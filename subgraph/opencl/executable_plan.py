@@ -364,8 +364,8 @@ class ClExecutablePlan:
         """
         if not self._profiling:  # the present queue records no times
             self._wait()
-            self._profiling = True
             self._queue = self._runtime.queue(profiling=True)
+            self._profiling = True
         events: list[_LaunchTimes] = []
         results = self.finish(self.enqueue(inputs, outputs, events))
         offsets = (start - e.profile.queued * 1e-9 for e, start, _ in events if e is not None)
