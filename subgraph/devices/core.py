@@ -27,6 +27,7 @@ from subgraph.devices.device import Config, Device, package_version
 from subgraph.devices.device_sources import (
     BACKENDS,
     PLUGINS,
+    check_attributes,
     device_modules,
     device_of_module,
     installed_devices,
@@ -56,7 +57,7 @@ from subgraph.operators.operator import (
     unregister_operator,
 )
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.settings import DeviceOptions, check_option, current_name, option_names
+from subgraph.runtime.settings import check_option, current_name, option_names
 from subgraph.system.environment import check_variables
 from subgraph.system.forking import free_in_child
 from subgraph.system.gc_control import paused_gc
@@ -117,8 +118,9 @@ class Core:
             device: The device, or its class, which is called without arguments at first use.
 
         Raises:
-            DeviceError: the name is taken or not allowed, ``device`` is no Device, or an object
-                that another Core has started, or this one under another name.
+            DeviceError: the name is taken or not allowed, ``device`` is no Device, has an attribute
+                of a wrong type, or is an object that another Core has started, or this one under
+                another name.
         """
         untyped: Any = name
         if not isinstance(untyped, str) or not name or any(c in name for c in ".:, "):
@@ -126,12 +128,7 @@ class Core:
         kind: Any = device if isinstance(device, type) else type(device)
         if not issubclass(kind, Device):
             raise DeviceError(f"device {name!r}: {device!r} is no sg.Device, nor a class of them")
-        held: Any = kind.options_class
-        if not isinstance(held, type) or not issubclass(held, DeviceOptions):
-            raise DeviceError(
-                f"device {name!r}: options_class of {kind.__name__} is {held!r}; set it to a child "
-                "class of sg.DeviceOptions"
-            )
+        check_attributes(name, device)
         with self._lock:
             self._find_installed()
             if not isinstance(device, type) and self._has_started(name, device):

@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import IO, Any, ClassVar, Protocol, Self
+from typing import IO, Any, ClassVar, Protocol, Self, cast
 
 import attrs
 import numpy as np
@@ -210,7 +210,7 @@ class Device:
 
     def capability(self) -> dict[str, str]:
         """Return the facts that an exported model depends on, which an import compares."""
-        return {"architecture": str(self.metrics().get("DEVICE_ARCHITECTURE", ""))}
+        return {"architecture": str(_metrics_of(self).get("DEVICE_ARCHITECTURE", ""))}
 
     def version(self) -> str:
         """Return the versions of the device's package, compilers and driver, for problem reports.
@@ -463,7 +463,7 @@ class Device:
         if name in _PROPERTY_LISTS:
             wanted = _PROPERTY_LISTS[name]
             return [key for key, access in self.supported_properties().items() if access == wanted]
-        metrics = self.metrics()
+        metrics = _metrics_of(self)
         if name in metrics:
             return metrics[name]
         if name in _COMPUTED:
@@ -490,7 +490,7 @@ class Device:
 
     def supported_properties(self) -> dict[str, str]:
         """Return "RW" or "RO" by name for all options and metrics."""
-        metrics = dict.fromkeys((*self.metrics(), *_COMPUTED, "SUPPORTED_PROPERTIES"), "RO")
+        metrics = dict.fromkeys((*_metrics_of(self), *_COMPUTED, "SUPPORTED_PROPERTIES"), "RO")
         return {**property_access(self.options_class), **metrics}
 
     def options_for(self, config: Config | None) -> Any:
@@ -553,6 +553,21 @@ def package_version(kind: type[Device]) -> str:
     """Return ``__version__`` of the package that defines a device class; "unknown" without one."""
     package = sys.modules.get(kind.__module__.partition(".")[0])
     return str(getattr(package, "__version__", "unknown"))
+
+
+def _metrics_of(device: Device) -> Mapping[str, Any]:
+    """Return what `Device.metrics` returns.
+
+    Raises:
+        DeviceError: it is no dict.
+    """
+    found: Any = device.metrics()
+    if not isinstance(found, Mapping):
+        raise DeviceError(
+            f"device {device.name}: metrics of {type(device).__name__} returned {found!r}; return "
+            "a dict, such as {**super().metrics(), 'FULL_DEVICE_NAME': 'My accelerator'}"
+        )
+    return cast("Mapping[str, Any]", found)
 
 
 def class_name(kind: type[Device]) -> str:

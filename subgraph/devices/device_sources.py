@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 from subgraph.devices.device import Device
 from subgraph.errors import DeviceError
+from subgraph.runtime.settings import DeviceOptions
 from subgraph.system.forking import free_in_child
 from subgraph.system.registry import nearest
 
@@ -58,6 +59,32 @@ def device_of_module(module_name: str) -> Device:
     if len(found) != 1:
         raise DeviceError(f"{module.__name__} must define one Device, it defines {len(found)}")
     return found[0]()
+
+
+def check_attributes(name: str, device: Device | type[Device]) -> None:
+    """Check the attributes that a device sets for Core.
+
+    Args:
+        name: Name of the device, for the message.
+        device: The device, or its class.
+
+    Raises:
+        DeviceError: ``options_class`` or ``fallback`` is of a wrong type.
+    """
+    owner = (device if isinstance(device, type) else type(device)).__name__
+    options: Any = device.options_class
+    if not isinstance(options, type) or not issubclass(options, DeviceOptions):
+        raise DeviceError(
+            f"device {name!r}: options_class of {owner} is {options!r}; set it to a child class of "
+            "sg.DeviceOptions"
+        )
+    others: Any = device.fallback
+    listed = isinstance(others, (tuple, list))
+    if not listed or not all(isinstance(other, str) for other in cast("list[Any]", others)):
+        raise DeviceError(
+            f"device {name!r}: fallback of {owner} is {others!r}; set it to a tuple of names of "
+            "devices, such as ('CPU',)"
+        )
 
 
 def installed_devices() -> Iterator[tuple[str, Callable[[], Device], str]]:

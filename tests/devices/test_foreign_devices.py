@@ -307,6 +307,23 @@ def test_options_class_is_checked_when_the_device_is_registered(held: Any) -> No
         sg.Core().register_device("FOREIGN", kind)
 
 
+@pytest.mark.parametrize("held", ["CPU", 5, (5,)])
+def test_fallback_is_checked_when_the_device_is_registered(held: Any) -> None:
+    """The text was read letter by letter: no device named 'C'."""
+    kind = type("Foreign", (sg.Device,), {"fallback": held})
+    with pytest.raises(sg.DeviceError, match=r"'FOREIGN': fallback of Foreign is .*a tuple"):
+        sg.Core().register_device("FOREIGN", kind)
+
+
+@pytest.mark.parametrize("name", ["FULL_DEVICE_NAME", "SUPPORTED_PROPERTIES"])
+@pytest.mark.parametrize("answer", [None, 5, ["FULL_DEVICE_NAME"]])
+def test_metrics_are_checked(answer: Any, name: str) -> None:
+    core = sg.Core()
+    core.register_device("FOREIGN", type("Foreign", (sg.Device,), {"metrics": lambda _: answer}))
+    with pytest.raises(sg.DeviceError, match=r"FOREIGN: metrics of Foreign returned .*a dict"):
+        core.get_property("FOREIGN", name)
+
+
 @pytest.mark.parametrize("answer", [None, {"driver": object()}, ["driver"]])
 def test_capability_is_checked(answer: Any) -> None:
     """An export failed in json, or wrote a file that no import could read."""
