@@ -1,12 +1,14 @@
 """The pass "BlockwiseProducts": products with weights of few bits for which the CPU has kernels.
 
 These are MatMulNBits, MatMul of a DequantizeLinear, the form of the standard, and the products of
-QMoE, whose weights an index chooses. Others become products with float weights.
+QMoE, whose weights an index chooses. Others become products with float weights. Products with float
+weights become products with weights of few bits if the caller wants that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +30,14 @@ _FLOATS = ("float32", *HALF_FLOATS)
 _NUMBERS = ("int4", "uint4", "int8", "uint8")  # of weights behind a DequantizeLinear
 _CHOICE = "GatherBlockQuantized", "com.microsoft"
 _LEAST_BLOCK = 16  # of MatMulNBits; larger ones are powers of two
+# Elements of a column that share a scale when float weights are compressed, by their bits: with
+# these, scales and zero points add 10 % or less to 8 bits, and 28 % to 4 bits, for which larger
+# blocks lose more accuracy.
+_COMPRESSED_BLOCK = {8: 128, 4: 32}
+# Elements of float weights from which they are compressed: smaller ones stay in the caches, and an
+# exported model has many that cost accuracy alone (estimate).
+_LEAST_COMPRESSED = 1 << 14
+_TINY = float(np.finfo(np.float32).tiny)  # scale of a block of zeros
 
 
 def is_blockwise(node: Node) -> bool:
@@ -47,20 +57,28 @@ def _is_experts(node: Node) -> bool:
     return (node.op_type, node.domain) == ("QMoE", "com.microsoft")
 
 
-@register_pass("BlockwiseProducts", operators=("MatMulNBits", "QMoE", "DequantizeLinear"))
-def blockwise_products(graph: Graph, group_size: int = 0) -> Graph:
+@register_pass(
+    "BlockwiseProducts", operators=("MatMulNBits", "QMoE", "DequantizeLinear", "MatMul", "Gemm")
+)
+def blockwise_products(
+    graph: Graph, group_size: int = 0, compress: int = 0, prefix: str = ""
+) -> Graph:
     """Return a copy in which products with constant weights of few bits keep them packed.
 
     Args:
         graph: The graph.
         group_size: Round the other operand to int8, with a scale for each so many elements of a row
             at most; 0: only where the model allows it, with a scale for each block.
+        compress: Bits, 8 or 4, to which float weights are rounded; 0: they stay as they are.
+        prefix: What names of parameters begin with that replace constants.
     """
     levels = {n.name: n.attrs.get("accuracy_level", 0) for n in graph.nodes if _is_experts(n)}
     if levels:
-        # The context counts what is computed from parameters as weights, not what is computed from
-        # the constants of a body.
-        graph = ConstantsToParameters()(expand_functions(graph, only=("QMoE",)))
+        graph = expand_functions(graph, only=("QMoE",))
+    # The context counts what is computed from parameters as weights, not what is computed from
+    # constants, such as those of a body.
+    if levels or compress:
+        graph = ConstantsToParameters(0 if levels else _LEAST_COMPRESSED, prefix)(graph)
     else:
         graph = graph.clone()
     context = Context(graph)
@@ -71,6 +89,8 @@ def blockwise_products(graph: Graph, group_size: int = 0) -> Graph:
             made = _Product(node.inputs, {"bits": 4, **node.attrs})
         elif is_op(node, "MatMul"):
             made = _of_dequantized(context, node) or _of_chosen(context, node, levels)
+        if made is None and compress:
+            made = _compressed(context, node, compress)
         if made is not None:
             inputs = [v if v is None else replaced.get(v, v) for v in made.inputs]
             attributes = {**made.attributes, "group_size": group_size}
@@ -190,6 +210,76 @@ def _of_dequantized(context: Context, node: Node) -> _Product | None:
         _packed(node, _unsigned(node, weights, bits), depth, columns, bits),
         part_of(node, "Transpose", part_of(node, "Expand", scales, every), perm=[1, 0]),
         points,
+    )
+    return _Product(operands, {"bits": bits, "block_size": block, "K": depth, "N": columns})
+
+
+def _compressed(context: Context, node: Node, bits: int) -> _Product | None:
+    """Return a product with float weights as one with weights of few bits; None if it stays.
+
+    Each block of a column is rounded to whole multiples of its scale, counted from a zero point, so
+    that 0 stays 0. Operators of the standard do that, which the plan computes once, and again when
+    the weights change.
+
+    Args:
+        context: The graph.
+        node: The product.
+        bits: Bits of a number.
+    """
+    transposed, bias = False, None
+    if is_op(node, "Gemm"):
+        factors = node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0)
+        transposed, bias = bool(node.attrs.get("transB", 0)), [*node.inputs, None][2]
+        if factors != (1.0, 1.0) or node.attrs.get("transA", 0):
+            return None
+    elif not is_op(node, "MatMul"):
+        return None
+    x, weights = node.inputs[:2]
+    sizes = shape_of(weights) or ()
+    if len(sizes) != 2:
+        return None
+    depth, columns = sizes[::-1] if transposed else sizes
+    if not isinstance(depth, int) or not isinstance(columns, int) or not depth * columns:
+        return None
+    block = min(depth & -depth, _COMPRESSED_BLOCK[bits])
+    fits = (
+        depth * columns >= _LEAST_COMPRESSED
+        and block >= _LEAST_BLOCK
+        and context.is_weight(weights)
+        and (bias is None or (context.is_weight(bias) and shape_of(bias) == (columns,)))
+        and dtype_of(x) in _FLOATS
+        and dtype_of(weights) == dtype_of(x)
+        and (shape_of(x) or (depth,))[-1] in (None, depth)
+    )
+    if not fits:
+        return None
+
+    part = partial(part_of, node)
+
+    def number(value: object) -> Value:
+        return part("Constant", value=np.array(value, np.float32))
+
+    def shaped(value: Value, *sizes: int) -> Value:
+        return part("Reshape", value, part("Constant", value=np.array(sizes, np.int64)))
+
+    blocks, most = depth // block, number((1 << bits) - 1)
+    floats = part("Cast", weights, to=ONNX_DTYPE["float32"])
+    floats = part("Transpose", floats, perm=[1, 0]) if transposed else floats
+    rows = shaped(floats, blocks, block, columns)
+    high = part("Max", part("ReduceMax", rows, axes=[1]), number(0))
+    low = part("Min", part("ReduceMin", rows, axes=[1]), number(0))
+    scale = part("Max", part("Div", part("Sub", high, low), most), number(_TINY))
+    zero = part("Round", part("Div", part("Neg", low), scale))
+    counted = part("Add", part("Round", part("Div", rows, scale)), zero)
+    counted = part("Clip", counted, number(0), most)
+    numbers, zeros = (part("Cast", each, to=ONNX_DTYPE["int32"]) for each in (counted, zero))
+    operands = (
+        x,
+        _packed(node, shaped(numbers, depth, columns), depth, columns, bits),
+        part("Transpose", shaped(scale, blocks, columns), perm=[1, 0]),
+        _packed(node, shaped(zeros, blocks, columns), blocks, columns, bits),
+        None,
+        bias,
     )
     return _Product(operands, {"bits": bits, "block_size": block, "K": depth, "N": columns})
 

@@ -86,12 +86,16 @@ def without_defaults(graph: Graph) -> Graph:
     return copy
 
 
-def region_form(graph: Graph, guards: dict[Parameter, int]) -> Graph:
+def region_form(
+    graph: Graph, guards: dict[Parameter, int], replace: Callable[[Graph], Graph] | None = None
+) -> Graph:
     """Return a copy of a region's graph of nodes that lowerings know, before it is fused.
 
     Args:
         graph: The graph.
         guards: Gets the parameters whose values the form depends on, with their versions.
+        replace: Replaces operators for which the device has others, before the functions that
+            define them are expanded; it returns a copy, or the graph.
     """
     from subgraph.operators.schema import contributed
     from subgraph.operators.type_inference import Inference
@@ -110,6 +114,9 @@ def region_form(graph: Graph, guards: dict[Parameter, int]) -> Graph:
         Inference(graph, False, set(graph.inputs), {}, changed).run()
     if is_nested(graph):
         graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
+        graph = apply_pass(graph, "InferTypes", strict=False)  # of the copies of bodies
+    if replace is not None:
+        graph = replace(graph)
     if any(contributed(node.op_type, node.domain) for node in graph.nodes):
         graph = apply_pass(graph, "ExpandFunctions")
     return graph

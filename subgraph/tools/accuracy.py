@@ -1,6 +1,6 @@
 """Accuracy of reduced precision: differences of a model's results from those in float32.
 
-For `subgraph accuracy`, which compares bfloat16 weights with float32, integer kernels of a
+For `subgraph accuracy`, which compares weights of fewer bits with float32, integer kernels of a
 quantised model with its float arithmetic, and a quantised model with its original.
 """
 

@@ -1,4 +1,4 @@
-"""The command `subgraph accuracy`: bfloat16 and integer kernels compared with float32."""
+"""The command `subgraph accuracy`: lower precisions and integer kernels compared with float32."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from subgraph.tools.accuracy import Run, is_quantized, measure
 from subgraph.tools.cli_inputs import input_arrays, ports
 from subgraph.tools.cli_output import Output
 
+_WEIGHTS = ("bfloat16", "int8", "int4")  # in which CPU may hold float32 weights
+
 
 def accuracy(args: argparse.Namespace) -> None:
-    """Compare a model's results in bfloat16 or by int8 kernels with those in float32."""
+    """Compare a model's results in lower precision or by int8 kernels with those in float32."""
     out = Output(args)
     graph = sg.load(args.model)
     given = dict(args.config)
@@ -23,15 +25,13 @@ def accuracy(args: argparse.Namespace) -> None:
     truth_config = {**given, "FUSION": "0"} if quantized else given
     with out.progress("compiling"):
         truth = _runner(args.model, truth_config)
-        rounded = {
-            "bfloat16 weights": "WEIGHTS_PRECISION",
-            "bfloat16 products": "INFERENCE_PRECISION",
-        }
+        rounded = {f"{dtype} weights": ("WEIGHTS_PRECISION", dtype) for dtype in _WEIGHTS}
+        # Without matrix tiles products of float32 are not rounded.
+        if multiplies_bfloat16():
+            rounded["bfloat16 products"] = "INFERENCE_PRECISION", "bfloat16"
         runs: dict[str, Run] = {
-            name: _runner(args.model, {**given, option: "bfloat16"})
-            for name, option in rounded.items()
-            # Without matrix tiles products of float32 are not rounded.
-            if option == "WEIGHTS_PRECISION" or multiplies_bfloat16()
+            name: _runner(args.model, {**given, option: dtype})
+            for name, (option, dtype) in rounded.items()
         }
         if quantized:
             runs = {"int8, integer kernels": _runner(args.model, given)}

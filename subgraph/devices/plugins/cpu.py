@@ -17,7 +17,7 @@ import attrs
 from subgraph.devices.device import Device
 from subgraph.devices.model_input import region_form
 from subgraph.devices.query import PreparedGraph
-from subgraph.dtypes import HALF_FLOATS
+from subgraph.dtypes import DTYPES, HALF_FLOATS
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.cpu.region_options import CpuRegionOptions
 from subgraph.engine.planner.dry_run import dry_run
@@ -37,6 +37,10 @@ from subgraph.system import host
 from subgraph.system.registry import Registry
 from subgraph.transform.pass_manager import Checks, apply_pass
 
+# Options on which the fused form of a graph depends.
+_FUSION_OPTIONS = ("FUSION", "WEIGHTS_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+_COMPRESSED = ("int8", "int4")  # values of ``WEIGHTS_PRECISION``: dtypes of numbers in blocks
+
 
 @attrs.frozen
 class CpuOptions(DeviceOptions):
@@ -53,9 +57,10 @@ class CpuOptions(DeviceOptions):
     WINOGRAD: bool = option(True, "allow Winograd convolution, with slightly different rounding")
     WEIGHTS_PRECISION: str = option(
         "",
-        "store float32 weights of matrix products and convolutions in bfloat16, with sums in "
-        "float32; empty: in the model's dtype",
-        values=("", "bfloat16"),
+        "store weights of matrix products in 8 or 4 bits with a scale for each block (int8, int4), "
+        "or those of convolutions, too, in bfloat16, with sums in float32; empty: in the model's "
+        "dtype",
+        values=("", "bfloat16", *_COMPRESSED),
     )
     DYNAMIC_QUANTIZATION_GROUP_SIZE: int = option(
         0,
@@ -113,7 +118,7 @@ class CpuDevice(Device):
         )
         op = CpuSubgraphOp(graph, region, lambda inner: fuse(inner, options))
         op.device = self.name
-        op.fusion = f"FUSION={options.FUSION}"
+        op.fusion = " ".join(f"{name}={getattr(options, name)}" for name in _FUSION_OPTIONS)
         return op
 
     def optimal_requests(self, options: DeviceOptions) -> int:
@@ -163,11 +168,7 @@ def fuse(graph: Graph, options: CpuOptions, prefix: str = "") -> tuple[Graph, Gu
         The fused graph, and the parameters whose values its form depends on, with their versions.
     """
     guards: dict[Parameter, int] = {}
-    # Before the functions of ONNX Runtime's operators are expanded.
-    if any(map(is_blockwise, graph.nodes)):
-        size = options.DYNAMIC_QUANTIZATION_GROUP_SIZE
-        graph = apply_pass(graph, "BlockwiseProducts", group_size=size)
-    graph = region_form(graph, guards)
+    graph = region_form(graph, guards, lambda inner: _with_few_bits(inner, options, prefix))
     _fuse_branches(graph, options, prefix, guards)
     if any(_is_half(value) for value in graph.values()):
         graph = apply_pass(graph, "WidenHalf")
@@ -177,6 +178,16 @@ def fuse(graph: Graph, options: CpuOptions, prefix: str = "") -> tuple[Graph, Gu
             graph = apply_pass(graph, "CpuFusion", guards=guards, prefix=prefix)
         graph.verify()
     return graph, tuple(guards.items())
+
+
+def _with_few_bits(graph: Graph, options: CpuOptions, prefix: str) -> Graph:
+    """Return the graph with products by weights of few bits, as the model or an option says."""
+    precision = options.WEIGHTS_PRECISION
+    bits = DTYPES[precision].bits if precision in _COMPRESSED else 0
+    if not bits and not any(map(is_blockwise, graph.nodes)):
+        return graph
+    size = options.DYNAMIC_QUANTIZATION_GROUP_SIZE
+    return apply_pass(graph, "BlockwiseProducts", group_size=size, compress=bits, prefix=prefix)
 
 
 def _fuse_branches(
