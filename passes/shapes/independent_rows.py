@@ -52,8 +52,12 @@ def row_dependence(graph: Graph) -> str:
         inputs = [_batch_of(value, batches) for value in node.inputs]
         found = node_batches(node, inputs, known, _ROWS)
         batches.update(zip(node.outputs, found, strict=True))
-        if None in found and None not in inputs and not lost:
-            lost = f"node {node.name!r} ({node.op_type}) may mix rows"
+        if None in found:
+            lost = lost or f"node {node.name!r} ({node.op_type}) may mix rows"
+            # Fewer rows go through this node, too, whatever reads its results. It may state a row
+            # that they lack, as an index does.
+            if not any(found):
+                return lost
     for value in typed.outputs:
         found_batch = _batch_of(value, batches)
         if found_batch is None:

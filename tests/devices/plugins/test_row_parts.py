@@ -202,6 +202,27 @@ def test_rows_that_may_depend_on_each_other_run_together(size: int | str) -> Non
     np.testing.assert_allclose(model(np.ones((6, 4), np.float32))[0], np.full((6, 4), 1 / 6))
 
 
+@pytest.mark.parametrize("reader", ["none", "Shape", "CastLike"])
+@pytest.mark.parametrize("size", ["N", 6])
+def test_nodes_on_whose_elements_no_output_depends_get_all_rows(
+    size: int | str, reader: str
+) -> None:
+    x = sg.input("x", shape=(size, 4))
+    row, y = ops.Gather(x, np.int64(5), axis=0), ops.Relu(x)
+    if reader == "Shape":
+        y = ops.Reshape(y, ops.Concat(np.array([-1]), ops.Shape(row), axis=0))
+    elif reader == "CastLike":
+        y = ops.CastLike(y, row)
+    graph = sg.Graph([x], [y])
+    if reader == "none":
+        nodes = [value.producer for value in (row, y) if value.producer is not None]
+        graph = sg.Graph([x], [y], nodes=nodes)
+    model = sg.compile_model(graph, "CPU", {"BATCH_ROWS": 2})
+    array = floats(6, 4)
+    np.testing.assert_array_equal(model(array)[0], np.maximum(array, 0))
+    assert op_of(model).row_parts.of([array]) == 6
+
+
 def test_a_proof_ends_with_the_constants_that_it_has_read() -> None:
     x = sg.input("x", shape=("N", 4))
     axes = sg.parameter("axes", np.array([1]))
