@@ -15,6 +15,7 @@ from onnx import helper
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
+from subgraph.operators.schema import MICROSOFT
 
 BLOCKS = {"int8": 128, "int4": 32}
 QUICK = settings(max_examples=40, deadline=None)
@@ -136,14 +137,14 @@ def test_other_devices_pass_the_option_on(device: str) -> None:
     np.testing.assert_allclose(model([x])[0], x @ rounded(weights, "int4"), atol=1e-3)
 
 
-@pytest.mark.parametrize("form", ["constant", "turned", "float16", "stack"])
+@pytest.mark.parametrize("form", ["constant", "turned", "contributed", "float16", "stack"])
 def test_forms_of_weights(form: str) -> None:
-    """Weights of a file: a Constant, the result of a Transpose, of half precision; a batch."""
+    """Weights of a file: a Constant, transposed, inside a function, of half precision; a batch."""
     kind = np.float16 if form == "float16" else np.float32
     weights, x = weights_of(256, 128).astype(kind), _rng.standard_normal((2, 3, 256)).astype(kind)
     held = helper.make_tensor_value_info
     dtype = helper.np_dtype_to_tensor_dtype(weights.dtype)
-    data = weights.T.copy() if form == "turned" else weights
+    data = weights.T.copy() if form in ("turned", "contributed") else weights
     tensor = helper.make_tensor("w", dtype, data.shape, data.tobytes(), raw=True)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     if form == "constant":
@@ -151,11 +152,13 @@ def test_forms_of_weights(form: str) -> None:
     if form == "turned":
         tensor.name = "t"
         nodes.insert(0, helper.make_node("Transpose", ["t"], ["w"], perm=[1, 0]))
+    if form == "contributed":
+        nodes = [helper.make_node("FusedMatMul", ["x", "w"], ["y"], domain=MICROSOFT, transB=1)]
     graph = helper.make_graph(
         nodes, "g", [held("x", dtype, ["A", "B", 256])], [held("y", dtype, ["A", "B", 128])],
         [] if form == "constant" else [tensor],
     )  # fmt: skip
-    opsets = [helper.make_opsetid("", 17)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
     file = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     model = sg.compile_model(file, "CPU", {"WEIGHTS_PRECISION": "int8"})
     wanted = x.astype(np.float64) @ rounded(weights, "int8")

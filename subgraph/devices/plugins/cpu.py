@@ -8,7 +8,7 @@ kernel run on REFERENCE.
 from __future__ import annotations
 
 import platform
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -168,7 +168,13 @@ def fuse(graph: Graph, options: CpuOptions, prefix: str = "") -> tuple[Graph, Gu
         The fused graph, and the parameters whose values its form depends on, with their versions.
     """
     guards: dict[Parameter, int] = {}
-    graph = region_form(graph, guards, lambda inner: _with_few_bits(inner, options, prefix))
+    size = options.DYNAMIC_QUANTIZATION_GROUP_SIZE
+    graph = region_form(graph, guards, partial(_with_few_bits, group_size=size))
+    if options.WEIGHTS_PRECISION in _COMPRESSED:
+        bits = DTYPES[options.WEIGHTS_PRECISION].bits
+        graph = apply_pass(
+            graph, "BlockwiseProducts", group_size=size, compress=bits, prefix=prefix
+        )
     _fuse_branches(graph, options, prefix, guards)
     if any(_is_half(value) for value in graph.values()):
         graph = apply_pass(graph, "WidenHalf")
@@ -180,14 +186,11 @@ def fuse(graph: Graph, options: CpuOptions, prefix: str = "") -> tuple[Graph, Gu
     return graph, tuple(guards.items())
 
 
-def _with_few_bits(graph: Graph, options: CpuOptions, prefix: str) -> Graph:
-    """Return the graph with products by weights of few bits, as the model or an option says."""
-    precision = options.WEIGHTS_PRECISION
-    bits = DTYPES[precision].bits if precision in _COMPRESSED else 0
-    if not bits and not any(map(is_blockwise, graph.nodes)):
+def _with_few_bits(graph: Graph, group_size: int) -> Graph:
+    """Return the graph in which weights of few bits, as the model has them, stay packed."""
+    if not any(map(is_blockwise, graph.nodes)):
         return graph
-    size = options.DYNAMIC_QUANTIZATION_GROUP_SIZE
-    return apply_pass(graph, "BlockwiseProducts", group_size=size, compress=bits, prefix=prefix)
+    return apply_pass(graph, "BlockwiseProducts", group_size=group_size)
 
 
 def _fuse_branches(
