@@ -188,7 +188,6 @@ class CpuSession(RegionSession):
         if isinstance(plan, PlanInstance):
             spare = self._spare(plan)
             if spare is not None:
-                self._arena.reserve(plan.arena_bytes)
                 spare.rebind(plan)
                 return spare
         if isinstance(plan, StoredProgram):
@@ -200,7 +199,6 @@ class CpuSession(RegionSession):
                 "the strategies of the CPU return no others"
             )
             layout = self._layouts.of(plan)
-        self._arena.reserve(layout.arena_bytes)
         return ExecutablePlan(plan, layout, self._arena, self._pool)
 
     def _spare(self, plan: PlanInstance) -> ExecutablePlan | None:

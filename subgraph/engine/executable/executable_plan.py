@@ -111,11 +111,12 @@ class ExecutablePlan:
         Args:
             plan: The plan.
             layout: Its argument layout.
-            arena: Memory for all storages of the plan, at least ``layout.arena_bytes``; it may be
-                enlarged or moved later.
+            arena: Memory for all storages of the plan; it is enlarged to ``layout.arena_bytes``,
+                and may be enlarged or moved later.
             pool: The threads that run steps; None: only the calling thread.
         """
         _check_memory(layout.arena_bytes + sum(port.nbytes for port in layout.outputs))
+        arena.reserve(layout.arena_bytes)
         self.plan = plan
         self.rebinds = 0
         self._entries = layout.entries
@@ -174,6 +175,7 @@ class ExecutablePlan:
         inputs, outputs = instance.port_sizes()
         result_bytes = instance.symbolic_plan.outputs.fixed_bytes + sum(o.nbytes for o in outputs)
         _check_memory(instance.arena_bytes + result_bytes)  # before anything is changed
+        self._arena.reserve(instance.arena_bytes)
         self.plan, self._entries = instance, instance.entries
         self.rebinds += 1
         # The array of words stays at its address, to which the programs' rows and this plan's
