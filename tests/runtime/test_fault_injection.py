@@ -57,6 +57,9 @@ def graph() -> sg.Graph:
 
 X, Y = (np.random.default_rng(k).uniform(-1, 1, (2 + k, 16)).astype(np.float32) for k in (1, 2))
 
+ROWS = (2, 3, 4, 64, 128)
+MANY = {n: np.random.default_rng(n).uniform(-1, 1, (n, 16)).astype(np.float32) for n in ROWS}
+
 
 def right(results: Any, given: Array = X) -> bool:
     """Return whether results are those of `graph`."""
@@ -150,6 +153,55 @@ def first_run(model: sg.CompiledModel) -> bool:
 @scenario(_ran)
 def next_run_and_a_new_shape(model: sg.CompiledModel) -> bool:
     return all(right(model(given)[0], given) for given in (X, X, Y, X))
+
+
+@scenario(_ran)
+def run_shapes_in_turn(model: sg.CompiledModel) -> bool:
+    request = model.create_infer_request()
+    # A shape that comes back gets an executable plan of its own, others rebind one.
+    return all(right(request.infer(MANY[rows])[0], MANY[rows]) for rows in (2, 3, 4, 2, 64, 3, 2))
+
+
+def _request_of_shapes(folder: Path) -> sg.InferRequest:
+    request = _model(folder).create_infer_request()
+    for rows in (2, 3, 2, 3):
+        request.infer(MANY[rows])
+    return request
+
+
+@scenario(_request_of_shapes)
+def run_larger_shapes_and_the_first_again(request: sg.InferRequest) -> bool:
+    return all(right(request.infer(MANY[rows])[0], MANY[rows]) for rows in (64, 2, 128, 3))
+
+
+def _loop_request(folder: Path) -> sg.InferRequest:
+    number, going = sg.input("number", (), dtype="int64"), sg.input("going", (), dtype="bool")
+    x, last, rounds = (
+        sg.input("x", ("N", 4)),
+        sg.input("last", ("N", 4)),
+        sg.input("m", (), "int64"),
+    )
+    doubled = ops.Add(last, last)
+    body = sg.Graph([number, going, last], [going, doubled, ops.Relu(doubled)], "body")
+    loop = ops.Loop(rounds, None, x, body=body, name="loop")
+    request = (
+        sg.Core().compile_model(sg.Graph([x, rounds], list(loop)), "CPU").create_infer_request()
+    )
+    run_a_loop_of_shapes(request)
+    return request
+
+
+@scenario(_loop_request)
+def run_a_loop_of_shapes(request: sg.InferRequest) -> bool:
+    for rows, rounds in ((2, 3), (64, 3), (2, 20), (0, 0), (3, 1), (2, 3)):
+        given = np.linspace(-1, 1, rows * 4, dtype=np.float32).reshape(rows, 4)
+        last, scans = request.infer({"x": given, "m": np.array(rounds)}).values()
+        powers = 2.0 ** np.arange(1, rounds + 1, dtype=np.float32)
+        if not np.array_equal(last, given * np.float32(2**rounds)):
+            return False
+        if not np.array_equal(scans, np.maximum(powers[:, None, None] * given, 0)):
+            return False
+    return True
 
 
 @scenario(_ran)
