@@ -83,7 +83,8 @@ class InferRequest:
         self._cancel = Cancel()
         self._runner = model.create_runner(self._cancel)
         self._stages = model.checked_stages(self._runner)
-        self._lock = free_in_child(threading.Lock())
+        # Reentrant, because a signal handler may call `cancel` while its thread holds the lock.
+        self._lock = free_in_child(threading.RLock())
         # Identifier of the process in which a run is going on, 0 for none. A forked child inherits
         # the request but not the run.
         self._busy_in = 0
@@ -166,9 +167,9 @@ class InferRequest:
         with self._lock:
             if self._busy_in:
                 self._refuse_if_busy()
-            self._owner, self._busy_in = owner, os.getpid()
             if self._cancel.wanted:
                 self._cancel.reset()
+            self._owner, self._busy_in = owner, os.getpid()  # from here on `cancel` counts
 
     def _refuse_if_busy(self) -> None:
         if self.is_busy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from dis import opname
 from types import FrameType
@@ -22,8 +23,14 @@ FILES = (infer_queue.__file__, infer_request.__file__, multi.__file__)
 X = np.ones(3, np.float32)
 
 
-def interrupted_at(call: Callable[[], object], count: int) -> bool:
-    """Make a call with an interrupt at its ``count``-th chance in `FILES`; False: there is none.
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted_at(
+    call: Callable[[], object], count: int, handler: Callable[[], None] = _interrupt
+) -> bool:
+    """Make a call with a signal at its ``count``-th chance in `FILES`; False: there is none.
 
     Python looks for signals at the start of a function and after a call.
     """
@@ -40,7 +47,7 @@ def interrupted_at(call: Callable[[], object], count: int) -> bool:
             left -= previous.get(frame, "CALL").startswith(("CALL", "RESUME"))
             previous[frame] = opname[frame.f_code.co_code[frame.f_lasti]]
             if left == 0:
-                raise KeyboardInterrupt
+                handler()
         return trace
 
     sys._getframe().f_trace_opcodes = True  # for Python 3.12, which else begins too late
@@ -48,11 +55,11 @@ def interrupted_at(call: Callable[[], object], count: int) -> bool:
     sys.settrace(trace)
     try:
         call()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, sg.RequestCancelledError):
         return True
     finally:
         sys.settrace(before)
-    return False
+    return left <= 0
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +107,28 @@ def test_an_interrupt_leaves_no_load_behind() -> None:
     finally:
         gc.unfreeze()
     assert count > 10
+
+
+@pytest.mark.parametrize("kind", ["start_async", "infer", "cancel"])
+def test_a_signal_handler_may_cancel_at_any_time(model: sg.CompiledModel, kind: str) -> None:
+    request = model.create_infer_request()
+
+    def run_and_wait() -> None:
+        request.start_async(X)
+        request.wait()
+
+    calls = {"start_async": run_and_wait, "infer": lambda: request.infer(X)}
+    counts: list[int] = []
+
+    def each_chance() -> None:
+        count = 1
+        while interrupted_at(calls.get(kind, request.cancel), count, request.cancel):
+            assert request.infer(X)[0].tolist() == [2, 2, 2]
+            count += 1
+        counts.append(count)
+
+    thread = threading.Thread(target=each_chance, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert counts, "the handler waits for a lock of the thread that it interrupted"
+    assert counts[0] > 2
