@@ -234,11 +234,12 @@ class StatefulRunner(Runner):
     def _end(self, begun: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         if self.cancel.wanted:  # the results may be incomplete; the request also refuses them
             raise RequestCancelledError("the request was cancelled while it ran")
-        for state in self._states:
-            state.end(begun[state.input], results[state.output])
         # The caller owns the results, and a state changes with later runs.
         shown = [results[position] for position in self._shown]
-        return [item.copy() if is_growing(item) else item for item in shown]
+        shown = [item.copy() if is_growing(item) else item for item in shown]
+        for state in self._states:  # last, because a copy may fail, and a failed run leaves them
+            state.end(begun[state.input], results[state.output])
+        return shown
 
     def profile(self) -> list[ProfileEntry]:
         return self.inner.profile()

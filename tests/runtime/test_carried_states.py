@@ -225,6 +225,24 @@ def test_a_run_that_fails_leaves_the_states() -> None:
         np.testing.assert_array_equal(state.state, array)
 
 
+def test_a_result_that_cannot_be_copied_leaves_the_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    request = sg.compile_model(shared(), "CPU").create_infer_request(states={"past": "second"})
+    for count in (4, 1, 1):
+        request.infer(tokens(rng, 1, count))
+    before = request.query_state()[0].state
+
+    def no_memory(array: Array) -> bool:
+        if array.shape[-2] == 1:  # the result y, which is copied beside the state
+            raise MemoryError
+        return growing.is_growing(array)
+
+    monkeypatch.setattr(request_state, "is_growing", no_memory)
+    with pytest.raises(MemoryError):
+        request.infer(tokens(rng, 1, 1))
+    np.testing.assert_array_equal(request.query_state()[0].state, before)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_run_that_is_cancelled_leaves_the_states(asynchronous: bool) -> None:
     requests: list[Any] = []
