@@ -13,6 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -345,8 +346,9 @@ class InferRequest:
                 future.set_result(None)
 
         def listen() -> None:
-            # The loop may have ended before the run, as after a timeout of `asyncio.run`.
-            if not loop.is_closed():
+            # The loop may have been closed before the run ended, as after a timeout of
+            # `asyncio.run`.
+            with suppress(RuntimeError):
                 # Futures of asyncio may be changed in the thread of their loop only.
                 loop.call_soon_threadsafe(wake)
 

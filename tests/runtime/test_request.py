@@ -267,6 +267,43 @@ def test_await_in_asyncio(gated: tuple[sg.CompiledModel, Gate]) -> None:
         asyncio.run(not_started())
 
 
+class ClosingLoop(asyncio.SelectorEventLoop):
+    """A loop that its thread closes just as another thread is about to call it."""
+
+    closing = False
+
+    def call_soon_threadsafe(self, *args: Any, **context: Any) -> Any:
+        if self.closing:
+            self.close()
+        return super().call_soon_threadsafe(*args, **context)
+
+
+def test_a_loop_that_closes_as_a_run_ends_stops_no_other(
+    gated: tuple[sg.CompiledModel, Gate],
+) -> None:
+    model, gate = gated
+    gate.open.clear()
+    request = model.create_infer_request()
+    request.start_async(X)
+
+    async def listened() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await request
+
+    closing, other = ClosingLoop(), asyncio.new_event_loop()
+    closing.run_until_complete(listened())
+    closing.closing = True
+
+    async def result() -> Array:
+        other.call_later(0.1, gate.open.set)
+        async with asyncio.timeout(5):
+            return (await request)[0]
+
+    assert other.run_until_complete(result()).tolist() == [2, 3]
+    other.close()
+
+
 def test_queue_runs_everything_and_collects_errors() -> None:
     model, _ = chain(2)
     pool = sg.InferQueue(model, 3)
