@@ -148,7 +148,6 @@ def _fits(context: Context, node: Node) -> bool:
     a, packed, scales, zeros, groups, bias = operands[:_OPERANDS]
     bits, depth = int(node.attrs.get("bits", 4)), int(node.attrs["K"])
     constant = all(context.is_weight(v) for v in operands[1:] if v is not None)
-    columns = (shape_of(a) or (None,))[-1]
     return (
         bits in _BITS
         # The kernels read words of 32 bits, whose rows all exist.
@@ -161,7 +160,7 @@ def _fits(context: Context, node: Node) -> bool:
         and groups is None
         and constant
         and packed is not None
-        and columns in (None, depth)
+        and _has_depth(a, depth)
     )
 
 
@@ -191,7 +190,7 @@ def _of_dequantized(context: Context, node: Node) -> _Product | None:
         return None
     if not all(context.is_weight(v) for v in conversion.inputs if v is not None):
         return None
-    if (shape_of(node.inputs[0]) or (depth,))[-1] not in (None, depth):
+    if not _has_depth(node.inputs[0], depth):
         return None
     # Other sizes are an error of the conversion, which reports it.
     if zeros is not None and shape_of(zeros) != shape_of(scales):
@@ -212,6 +211,13 @@ def _of_dequantized(context: Context, node: Node) -> _Product | None:
         points,
     )
     return _Product(operands, {"bits": bits, "block_size": block, "K": depth, "N": columns})
+
+
+def _has_depth(x: Value | None, depth: int) -> bool:
+    """Return whether rows of a left operand may have ``depth`` elements."""
+    columns = (shape_of(x) or (depth,))[-1]
+    # Other sizes of a name are an error, which the fused node reports.
+    return columns == depth or not isinstance(columns, int)
 
 
 def _compressed(context: Context, node: Node, bits: int) -> _Product | None:
@@ -249,7 +255,7 @@ def _compressed(context: Context, node: Node, bits: int) -> _Product | None:
         and (bias is None or (context.is_weight(bias) and shape_of(bias) == (columns,)))
         and dtype_of(x) in _FLOATS
         and dtype_of(weights) == dtype_of(x)
-        and (shape_of(x) or (depth,))[-1] in (None, depth)
+        and _has_depth(x, depth)
     )
     if not fits:
         return None
