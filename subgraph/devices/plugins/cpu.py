@@ -57,9 +57,8 @@ class CpuOptions(DeviceOptions):
     WINOGRAD: bool = option(True, "allow Winograd convolution, with slightly different rounding")
     WEIGHTS_PRECISION: str = option(
         "",
-        "store weights of matrix products in 8 or 4 bits with a scale for each block (int8, int4), "
-        "or those of convolutions, too, in bfloat16, with sums in float32; empty: in the model's "
-        "dtype",
+        "dtype that holds float32 weights: bfloat16 those of matrix products and convolutions, "
+        "int8 and int4 those of matrix products, with a scale for each block; empty: the model's",
         values=("", "bfloat16", *_COMPRESSED),
     )
     DYNAMIC_QUANTIZATION_GROUP_SIZE: int = option(
