@@ -168,7 +168,7 @@ def fuse(graph: Graph, options: CpuOptions, prefix: str = "") -> tuple[Graph, Gu
     """
     guards: dict[Parameter, int] = {}
     size = options.DYNAMIC_QUANTIZATION_GROUP_SIZE
-    graph = region_form(graph, guards, partial(_with_few_bits, group_size=size))
+    graph = region_form(graph, guards, partial(_with_few_bits, group_size=size, prefix=prefix))
     if options.WEIGHTS_PRECISION in _COMPRESSED:
         bits = DTYPES[options.WEIGHTS_PRECISION].bits
         graph = apply_pass(
@@ -185,11 +185,11 @@ def fuse(graph: Graph, options: CpuOptions, prefix: str = "") -> tuple[Graph, Gu
     return graph, tuple(guards.items())
 
 
-def _with_few_bits(graph: Graph, group_size: int) -> Graph:
+def _with_few_bits(graph: Graph, group_size: int, prefix: str) -> Graph:
     """Return the graph in which weights of few bits, as the model has them, stay packed."""
     if not any(map(is_blockwise, graph.nodes)):
         return graph
-    return apply_pass(graph, "BlockwiseProducts", group_size=group_size)
+    return apply_pass(graph, "BlockwiseProducts", group_size=group_size, prefix=prefix)
 
 
 def _fuse_branches(

@@ -168,6 +168,30 @@ def test_packed_weights_of_experts(
     assert kernels.count("contrib.blockwise_kernels.grouped_rows") == 2
 
 
+def test_experts_in_two_branches() -> None:
+    """The constants of the bodies had one name in a program with both branches."""
+    x, router = sg.input("x", (40, _SIZE)), sg.input("router", (40, _EXPERTS))
+    taken = sg.input("taken", (), "bool")
+
+    def branch(seed: int) -> sg.Graph:
+        parts = _packed(_INNER, _SIZE, 4, 16, seed)[:2], _packed(_SIZE, _INNER, 4, 16, seed)[:2]
+        first, second = (
+            [sg.parameter(f"w{seed}{k}{p.dtype}", p) for p in part] for k, part in enumerate(parts)
+        )
+        held = sg.capture(x), sg.capture(router)
+        result = ops.QMoE(*held, *first, None, *second, k=2, block_size=16, weights_prepacked=0)
+        return sg.Graph([], [result])
+
+    y = ops.If(taken, then_branch=branch(1), else_branch=branch(2))
+    graph = sg.Graph([taken, x, router], [y])
+    arrays = [_random(40, _SIZE, seed=0), _random(40, _EXPERTS, seed=1)]
+    for flag in (np.array(True), np.array(False)):
+        wanted, found = (
+            sg.compile_model(graph, device)([flag, *arrays])[0] for device in ("REFERENCE", "CPU")
+        )
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
