@@ -80,15 +80,19 @@ class RequestState:
         self._check_idle()
         runner = self._runner
         states = runner.states()
-        # Only the ops know their initial states: all are reset, the initial one is read, and the
-        # others are set again.
-        runner.set_states({})
-        first = runner.states()
-        states.pop(self.name, None)
-        if self.name in first:
-            states[self.name] = first[self.name]
-        if states:
+        try:
+            # Only the ops know their initial states: all are reset, the initial one is read, and
+            # the others are set again.
+            runner.set_states({})
+            first = runner.states()
+            wanted = {name: array for name, array in states.items() if name != self.name}
+            if self.name in first:
+                wanted[self.name] = first[self.name]
+            if wanted:
+                runner.set_states(wanted)
+        except BaseException:
             runner.set_states(states)
+            raise
 
     def _found(self) -> Array:
         self._check_idle()

@@ -10,6 +10,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine.executable.executable_plan import ExecutablePlan
 from subgraph.graph import growing
 from subgraph.graph.types import Array
 from subgraph.runtime import request_state
@@ -223,6 +224,25 @@ def test_a_run_that_fails_leaves_the_states() -> None:
         request.infer(wrong)
     for state, array in zip(request.query_state(), before, strict=True):
         np.testing.assert_array_equal(state.state, array)
+
+
+def test_a_step_after_one_that_failed_appends_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    model = sg.compile_model(attention(), "CPU", {"RUNTIME_FALLBACK": False})
+    request = model.create_infer_request(states=True)
+    for count in (4, 1, 1):
+        request.infer(tokens(rng, 1, count))
+    memory = request._runner.states()["past.0.key"].base
+    with monkeypatch.context() as patched:
+
+        def fail(*_: Any) -> None:
+            raise MemoryError
+
+        patched.setattr(ExecutablePlan, "run", fail)
+        with pytest.raises(sg.DeviceError):
+            request.infer(tokens(rng, 1, 1))
+    request.infer(tokens(rng, 1, 1))
+    assert request._runner.states()["past.0.key"].base is memory
 
 
 def test_a_result_that_cannot_be_copied_leaves_the_states(monkeypatch: pytest.MonkeyPatch) -> None:

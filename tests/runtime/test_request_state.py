@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -130,6 +131,27 @@ def test_a_run_that_fails_leaves_all_states_as_they_were(device: str) -> None:
                 run(pair)
             for each in request.query_state():
                 np.testing.assert_array_equal(each.state, before[each.name])
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_reset_that_fails_leaves_all_states_as_they_were(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = summing("CPU").create_infer_request()
+    request.infer(X)
+    before = {each.name: each.state for each in request.query_state()}
+    set_states, calls = SumsSession.set_states, itertools.count(1)
+
+    def set_or_fail(self: SumsSession, states: Mapping[str, Array]) -> None:
+        set_states(self, states)
+        if next(calls) == failing:
+            raise MemoryError
+
+    monkeypatch.setattr(SumsSession, "set_states", set_or_fail)
+    with pytest.raises(MemoryError):
+        request.query_state()[0].reset()
+    for each in request.query_state():
+        np.testing.assert_array_equal(each.state, before[each.name])
 
 
 def test_states_are_those_of_one_request() -> None:

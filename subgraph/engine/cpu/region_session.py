@@ -110,9 +110,12 @@ class CpuSession(RegionSession):
             session = self._growing_session(tuple(buffers))
             if session is not None:
                 session.profiling = self.profiling
-                made = session._run_as_one([*inputs, *buffers.values()], outputs)
-                self._profile = session.profile()
-                release_buffers(inputs, buffers, made)
+                made: Sequence[Any] = ()
+                try:
+                    made = session._run_as_one([*inputs, *buffers.values()], outputs)
+                    self._profile = session.profile()
+                finally:
+                    release_buffers(inputs, buffers, made)
                 return made
             release_buffers(inputs, buffers, ())
         rows = self._rows_at_a_time(inputs)
