@@ -224,8 +224,8 @@ def _compressed(context: Context, node: Node, bits: int) -> _Product | None:
     """Return a product with float weights as one with weights of few bits; None if it stays.
 
     Each block of a column is rounded to whole multiples of its scale, counted from a zero point, so
-    that 0 stays 0. Operators of the standard do that, which the plan computes once, and again when
-    the weights change.
+    that 0 stays 0. Operators of the standard do this (`_quantized`); the plan computes them once,
+    and again when the weights change.
 
     Args:
         context: The graph.
@@ -247,12 +247,12 @@ def _compressed(context: Context, node: Node, bits: int) -> _Product | None:
     depth, columns = sizes[::-1] if transposed else sizes
     if not isinstance(depth, int) or not isinstance(columns, int) or not depth * columns:
         return None
-    block = min(depth & -depth, _COMPRESSED_BLOCK[bits])
+    block, rows = min(depth & -depth, _COMPRESSED_BLOCK[bits]), ((columns,), (1, columns))
     fits = (
         depth * columns >= _LEAST_COMPRESSED
         and block >= _LEAST_BLOCK
         and context.is_weight(weights)
-        and (bias is None or (context.is_weight(bias) and shape_of(bias) == (columns,)))
+        and (bias is None or (context.is_weight(bias) and shape_of(bias) in rows))
         and dtype_of(x) in _FLOATS
         and dtype_of(weights) == dtype_of(x)
         and _has_depth(x, depth)
@@ -260,18 +260,33 @@ def _compressed(context: Context, node: Node, bits: int) -> _Product | None:
     if not fits:
         return None
 
-    part = partial(part_of, node)
+    floats = part_of(node, "Cast", weights, to=ONNX_DTYPE["float32"])
+    floats = part_of(node, "Transpose", floats, perm=[1, 0]) if transposed else floats
+    operands = (x, *_quantized(node, floats, (depth, columns, block), bits), None, bias)
+    return _Product(operands, {"bits": bits, "block_size": block, "K": depth, "N": columns})
 
-    def number(value: object) -> Value:
+
+def _quantized(
+    node: Node, weights: Value, sizes: tuple[int, int, int], bits: int
+) -> tuple[Value, Value, Value]:
+    """Return float32 weights in the form of MatMulNBits: packed numbers, scales, zero points.
+
+    Args:
+        node: The node that the new nodes are a part of.
+        weights: The weights.
+        sizes: Their rows and columns, and the rows of a block.
+        bits: Bits of a number.
+    """
+    part, (depth, columns, block) = partial(part_of, node), sizes
+
+    def number(value: float) -> Value:
         return part("Constant", value=np.array(value, np.float32))
 
-    def shaped(value: Value, *sizes: int) -> Value:
-        return part("Reshape", value, part("Constant", value=np.array(sizes, np.int64)))
+    def shaped(value: Value, *shape: int) -> Value:
+        return part("Reshape", value, part("Constant", value=np.array(shape, np.int64)))
 
     blocks, most = depth // block, number((1 << bits) - 1)
-    floats = part("Cast", weights, to=ONNX_DTYPE["float32"])
-    floats = part("Transpose", floats, perm=[1, 0]) if transposed else floats
-    rows = shaped(floats, blocks, block, columns)
+    rows = shaped(weights, blocks, block, columns)
     high = part("Max", part("ReduceMax", rows, axes=[1]), number(0))
     low = part("Min", part("ReduceMin", rows, axes=[1]), number(0))
     scale = part("Max", part("Div", part("Sub", high, low), most), number(_TINY))
@@ -279,15 +294,11 @@ def _compressed(context: Context, node: Node, bits: int) -> _Product | None:
     counted = part("Add", part("Round", part("Div", rows, scale)), zero)
     counted = part("Clip", counted, number(0), most)
     numbers, zeros = (part("Cast", each, to=ONNX_DTYPE["int32"]) for each in (counted, zero))
-    operands = (
-        x,
+    return (
         _packed(node, shaped(numbers, depth, columns), depth, columns, bits),
         part("Transpose", shaped(scale, blocks, columns), perm=[1, 0]),
         _packed(node, shaped(zeros, blocks, columns), blocks, columns, bits),
-        None,
-        bias,
     )
-    return _Product(operands, {"bits": bits, "block_size": block, "K": depth, "N": columns})
 
 
 def _block_size(conversion: Node, depth: int, columns: int) -> int:
