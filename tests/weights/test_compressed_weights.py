@@ -56,13 +56,13 @@ def model_of(
     rows=st.sampled_from([1, 2, 5, 33, 70]),
     depth=st.sampled_from([16, 48, 64, 112, 128, 272, 512]),
     more=st.integers(0, 40),
-    turned=st.booleans(),
+    transposed=st.booleans(),
     biased=st.booleans(),
     threads=st.integers(1, 2),
     seed=st.integers(0, 1 << 30),
 )
 def test_products(
-    precision: str, rows: int, depth: int, more: int, turned: bool, biased: bool, threads: int,
+    precision: str, rows: int, depth: int, more: int, transposed: bool, biased: bool, threads: int,
     seed: int,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
@@ -71,8 +71,8 @@ def test_products(
     b = rng.standard_normal((depth, columns)).astype(np.float32)
     c = [rng.standard_normal((1, columns)[seed % 2 :]).astype(np.float32)] if biased else []
     x = sg.input("x", ("N", depth), "float32")
-    held = [sg.parameter("b", b.T.copy() if turned else b), *(sg.parameter("c", v) for v in c)]
-    graph = sg.Graph([x], [ops.Gemm(x, *held, transB=int(turned))])
+    held = [sg.parameter("b", b.T.copy() if transposed else b), *(sg.parameter("c", v) for v in c)]
+    graph = sg.Graph([x], [ops.Gemm(x, *held, transB=int(transposed))])
     config = {"WEIGHTS_PRECISION": precision, "INFERENCE_NUM_THREADS": threads}
     got = sg.compile_model(graph, "CPU", config)([a])[0]
     wanted = a.astype(np.float64) @ rounded(b, precision) + sum(c)
@@ -137,19 +137,19 @@ def test_other_devices_pass_the_option_on(device: str) -> None:
     np.testing.assert_allclose(model([x])[0], x @ rounded(weights, "int4"), atol=1e-3)
 
 
-@pytest.mark.parametrize("form", ["constant", "turned", "contributed", "float16", "stack"])
+@pytest.mark.parametrize("form", ["constant", "transposed", "contributed", "float16", "stack"])
 def test_forms_of_weights(form: str) -> None:
     """Weights of a file: a Constant, transposed, inside a function, of half precision; a batch."""
     kind = np.float16 if form == "float16" else np.float32
     weights, x = weights_of(256, 128).astype(kind), _rng.standard_normal((2, 3, 256)).astype(kind)
     held = helper.make_tensor_value_info
     dtype = helper.np_dtype_to_tensor_dtype(weights.dtype)
-    data = weights.T.copy() if form in ("turned", "contributed") else weights
+    data = weights.T.copy() if form in ("transposed", "contributed") else weights
     tensor = helper.make_tensor("w", dtype, data.shape, data.tobytes(), raw=True)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     if form == "constant":
         nodes.insert(0, helper.make_node("Constant", [], ["w"], value=tensor))
-    if form == "turned":
+    if form == "transposed":
         tensor.name = "t"
         nodes.insert(0, helper.make_node("Transpose", ["t"], ["w"], perm=[1, 0]))
     if form == "contributed":
