@@ -314,9 +314,7 @@ def _emit_bytes(low: Lowering, form: _Form, rows: int) -> tuple[Scratch, Scratch
         blocks=form.blocks,
         width=form.block,
     )
-    kernel = Kernel(
-        "subgraph.ops.contrib.blockwise_kernels", "quantize_rows", bits=form.bits, lanes=form.lanes
-    )
+    kernel = Kernel("subgraph.ops.contrib.blockwise_kernels", "quantize_rows", bits=form.bits)
     size = 5 * rows * form.depth
     low.emit(kernel, arguments, blocks, grain=grain(blocks, 8 * size), bytes=size)
     return target, factors

@@ -20,8 +20,8 @@ from subgraph.engine.codegen.dot import emit_dot4, emit_saturating_pairs, emit_s
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import I32, I64, f32_to_bf16, load_at, splat_value, store_at
 from subgraph.engine.codegen.matrix_registers import REGISTER_BYTES
-from subgraph.engine.codegen.simd import ld, ld_i8, memcpy, memset, st, st_f32, st_i8, vec
-from subgraph.engine.codegen.tile import size_switch, stack_words
+from subgraph.engine.codegen.simd import convert, ld, memcpy, memset, shuffle, st, st_f32, vec
+from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tiling import MATRIX_DEPTH
 from subgraph.system import host
 
@@ -40,7 +40,6 @@ _CHUNK = 16  # elements that `quantize_rows` rounds at a time: whole words of 2,
 _ROUNDING = float(3 << 22)  # 1.5 * 2**23: an integer that is added is in the low bits of the sum
 
 _tile_block = stack_block(BlockwiseTileBlock)
-_chunk = stack_words(_CHUNK // 2)
 
 
 @register_jitable
@@ -402,7 +401,7 @@ def grouped_rows(
     return kernel
 
 
-def quantize_rows(*, bits: int, lanes: int) -> Callable[..., None]:
+def quantize_rows(*, bits: int) -> Callable[..., None]:
     """Return the kernel of `QuantizeRowsArguments`: blocks of rows become int8, and a scale.
 
     The scale is the largest absolute value divided by 127. The bytes of a block are in the order of
@@ -410,44 +409,49 @@ def quantize_rows(*, bits: int, lanes: int) -> Callable[..., None]:
 
     Args:
         bits: Bits of a number of the weights.
-        lanes: Elements of a vector.
     """
     arguments = view_of(QuantizeRowsArguments)
-    v = vec("float32", lanes)
-    load, store, splat, larger, absolute = v.load_n, v.store, v.splat, v.max, v.abs
-    largest, total = v.hmax, v.sum
+    v, words, bytes_ = (vec(dtype, _CHUNK) for dtype in ("float32", "int32", "int8"))
+    load, load_n, splat, absolute, bits_of = v.load, v.load_n, v.splat, v.abs, v.bits
+    larger, largest, total, no_words = words.max, words.hmax, words.sum, words.zero
+    splat_word, from_bits, first_of = words.splat, v.from_bits, v.get
+    store, store_n = bytes_.store, bytes_.store_n
+    to_byte, to_word = convert("int32", "int8", _CHUNK), convert("int8", "int32", _CHUNK)
     per_word, per_byte = 32 // bits, 8 // bits
+    places = [
+        k - k % per_word + k % per_word % per_byte * 4 + k % per_word // per_byte
+        for k in range(_CHUNK)
+    ]
+    ordered = shuffle("int8", _CHUNK, [places.index(k) for k in range(_CHUNK)])
+
+    @register_jitable(forceinline=True)
+    def taken(address: int, count: int) -> Any:
+        """Return up to `_CHUNK` of ``count`` elements at an address, then zeros."""
+        return load(address) if count >= _CHUNK else load_n(address, count)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        rounded = _chunk()
         for unit in range(begin, end):
             first = unit % a.blocks * a.width
             count = min(a.width, a.depth - first)
             at = unit // a.blocks * a.depth + first
-            x = a.x + 4 * at
-            most, strange = splat(0.0), splat(0.0)
-            for k in range(0, count, lanes):
-                part = load(x + 4 * k, min(lanes, count - k))
-                most = larger(most, absolute(part))
-                strange = strange + part * splat(0.0)
-            top = largest(most)
+            x, target = a.x + 4 * at, a.target + at
+            # The bits of absolute values are in the values' order, those of NaN behind all.
+            most, sums = no_words(), no_words()
+            for k in range(0, count, _CHUNK):
+                most = larger(most, bits_of(absolute(taken(x + 4 * k, count - k))))
+            top = first_of(from_bits(splat_word(largest(most))), 0)
             inverse = splat(127.0 / top if top > 0.0 else 0.0)
-            sum_ = 0
-            for chunk in range(0, count, _CHUNK):
-                left = min(_CHUNK, count - chunk)
-                for k in range(0, left, lanes):
-                    part = load(x + 4 * (chunk + k), min(lanes, left - k))
-                    store(rounded + 4 * k, part * inverse + splat(_ROUNDING))
-                for k in range(left):
-                    word, within = k // per_word, k % per_word
-                    place = word * per_word + within % per_byte * 4 + within // per_byte
-                    byte = ld_i8(rounded + 4 * k)
-                    st_i8(a.target + at + chunk + place, byte)
-                    sum_ += byte
+            for k in range(0, count, _CHUNK):
+                byte = to_byte(bits_of(taken(x + 4 * k, count - k) * inverse + splat(_ROUNDING)))
+                sums = sums + to_word(byte)
+                if count - k >= _CHUNK:
+                    store(target + k, ordered(byte, byte))
+                else:
+                    store_n(target + k, count - k, ordered(byte, byte))
             # A row with infinities or NaN gives NaN.
-            st_f32(a.factors + 8 * unit, top / 127.0 + total(strange))
-            st_f32(a.factors + 8 * unit + 4, sum_)
+            st_f32(a.factors + 8 * unit, top / 127.0 + (top - top))
+            st_f32(a.factors + 8 * unit + 4, total(sums))
 
     return kernel
 
