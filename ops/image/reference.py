@@ -2,8 +2,8 @@
 
 onnx.reference takes the scales of Resize-10 for a region of interest; scales by integers only in
 Upsample "nearest"; knows the modes of GridSample only by their names of opset 20; refuses negative
-axes of Resize and a region of interest that is not used; and computes sizes in double precision,
-where 0.7 times 10 is below 7.
+axes of Resize and a region of interest that is not used; computes sizes in double precision, where
+0.7 times 10 is below 7; and begins an axis of one element at -0.5 in "pytorch_half_pixel".
 """
 
 from __future__ import annotations
@@ -45,7 +45,34 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     axes = [int(axis) % rank for axis in node.attrs.get("axes") or range(rank)]
     if operands[2] is not None:
         operands[2] = _exact(operands[2], [inputs[0].shape[axis] for axis in axes])
-    return _resized(variant(node, axes=axes) if "axes" in node.attrs else node, operands, axes)
+    stated = variant(node, axes=axes) if "axes" in node.attrs else node
+    return _of_pytorch(stated, operands, axes) or _resized(stated, operands, axes)
+
+
+def _of_pytorch(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence[Any]:
+    """Return the result if "pytorch_half_pixel" makes an axis of several elements one; else [].
+
+    The standard takes position 0 then, onnx.reference -0.5, and only if scale times size is 1
+    exactly. These axes are resized on their own, by "asymmetric", which takes position 0, too.
+    """
+    options, x = attributes(node), inputs[0]
+    if options["coordinate_transformation_mode"] != "pytorch_half_pixel":
+        return []
+    if str(options.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
+        return []
+    wanted, position = (inputs[2], 2) if inputs[3] is None else (inputs[3], 3)
+    sizes = [x.shape[axis] for axis in axes]
+    after = np.floor(wanted * np.array(sizes)) if position == 2 else np.array(wanted)
+    alone = (after == 1) & (np.array(sizes) > 1)
+    if not alone.any():
+        return []
+    same = np.ones_like(wanted) if position == 2 else np.array(sizes)
+    others, own = list(inputs), list(inputs)
+    others[position] = np.where(alone, same, wanted).astype(wanted.dtype)
+    own[0] = _resized(node, others, axes)[0]
+    unchanged = np.ones_like(wanted) if position == 2 else [own[0].shape[axis] for axis in axes]
+    own[position] = np.where(alone, wanted, unchanged).astype(wanted.dtype)
+    return _resized(variant(node, coordinate_transformation_mode="asymmetric"), own, axes)
 
 
 def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence[Any]:

@@ -174,8 +174,8 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
             at = middle if length == 1 else j * part * last / (length - 1)
             at = at + a.start * (a.size - 1)
         outside = (at < 0) | (at > a.size - 1)
-    elif transform == "pytorch_half_pixel" and length == 1:
-        at = np.full(a.taken, -0.5)
+    elif transform == "pytorch_half_pixel" and a.taken == 1:
+        at = np.zeros(1)
     else:
         # The order of these sums follows onnx.reference, so that positions round as there.
         shift = a.size / 2 * (1 - a.taken / length) if transform == "half_pixel_symmetric" else 0.0

@@ -11,6 +11,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
 from tests.support.kernels import random_bits
+from tests.support.peer import session_of
 
 rng = np.random.default_rng(3)
 
@@ -130,3 +131,27 @@ def test_a_region_outside_of_the_image_is_filled_on_cpu(mode: str, shape: tuple[
     assert set(sg.Core().query_model(graph, "CPU").values()) == {"CPU"}
     found = sg.compile_model(graph, "CPU")([rng.random(shape, np.float32)])[0]
     np.testing.assert_array_equal(found, np.full((1, 1, 8, 8), 7, np.float32))
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+@pytest.mark.parametrize(
+    ("mode", "antialias"),
+    [("nearest", 0), ("linear", 0), ("linear", 1), ("cubic", 0), ("cubic", 1)],
+)
+def test_an_axis_that_pytorch_half_pixel_makes_one_element_begins_at_the_first(
+    mode: str, antialias: int, device: str
+) -> None:
+    """The standard's text, as ONNX Runtime; onnx.reference begins half an element before it."""
+    x = sg.input("x", (1, 1, 4, 7))
+    form: dict[str, Any] = {
+        "coordinate_transformation_mode": "pytorch_half_pixel",
+        "antialias": antialias,
+    }
+    scales = np.array([1, 1, 1.5, 0.25], np.float32)
+    sizes = np.array([1, 1, 6, 1])
+    array = rng.random((1, 1, 4, 7), np.float32)
+    for given in ((None, scales), (None, None, sizes)):
+        graph = sg.Graph([x], [ops.Resize(x, *given, mode=mode, **form)])
+        found = sg.compile_model(graph, device)([array])[0]
+        (wanted,) = session_of(graph).run(None, {"x": array})
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
