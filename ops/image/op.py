@@ -201,7 +201,11 @@ def resize_operands(
     require(interpolates or not node.attrs.get("antialias", 0), "antialias needs linear or cubic")
     require_choice(node, *("nearest_mode", "round_prefer_floor"), *_ROUNDINGS)
     policies = ("stretch", "not_larger", "not_smaller")
-    require_choice(node, *("keep_aspect_ratio_policy", "stretch"), *policies)
+    policy = require_choice(node, *("keep_aspect_ratio_policy", "stretch"), *policies)
+    # The standard has the mode in opset 11 alone, but exporters also write it later.
+    newer = policy != "stretch" or bool(node.attrs.get("antialias", 0))
+    why = "{} fits neither antialias nor a keep_aspect_ratio_policy"
+    require(transform != "tf_half_pixel_for_nn" or not newer, why, transform)
     axes = node.attrs.get("axes")
     count = len(require_axes(x.rank, axes)) if axes else x.rank
     why = f"one for each of {count} axes"

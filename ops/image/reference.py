@@ -1,9 +1,10 @@
 """Operators on images for the REFERENCE device, where onnx.reference errs.
 
 onnx.reference takes the scales of Resize-10 for a region of interest; scales by integers only in
-Upsample "nearest"; knows the modes of GridSample only by their names of opset 20; refuses negative
-axes of Resize and a region of interest that is not used; computes sizes in double precision, where
-0.7 times 10 is below 7; and begins an axis of one element at -0.5 in "pytorch_half_pixel".
+Upsample "nearest"; knows the modes of GridSample only by their names of opset 20; lacks
+tf_half_pixel_for_nn of Resize; refuses negative axes of Resize and a region of interest that is not
+used; computes sizes in double precision, where 0.7 times 10 is below 7; and begins an axis of one
+element at -0.5 in "pytorch_half_pixel".
 """
 
 from __future__ import annotations
@@ -39,39 +40,64 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         None if v is None or (k and v.size == 0) else v for k, v in enumerate(inputs)
     ]
     operands += [None] * (4 - len(operands))
-    if attributes(node)["coordinate_transformation_mode"] != "tf_crop_and_resize":
+    options = attributes(node)
+    if options["coordinate_transformation_mode"] != "tf_crop_and_resize":
         operands[1] = None
+    if options["mode"] == "nearest":
+        node = variant(node, drop=["exclude_outside"])  # one element has no weights
     rank = inputs[0].ndim
     axes = [int(axis) % rank for axis in node.attrs.get("axes") or range(rank)]
+    sizes = [inputs[0].shape[axis] for axis in axes]
     if operands[2] is not None:
-        operands[2] = _exact(operands[2], [inputs[0].shape[axis] for axis in axes])
-    stated = variant(node, axes=axes) if "axes" in node.attrs else node
-    return _of_pytorch(stated, operands, axes) or _resized(stated, operands, axes)
+        operands[2] = _exact(operands[2], sizes)
+    node = variant(node, axes=axes) if "axes" in node.attrs else node
+    if options["coordinate_transformation_mode"] == "tf_half_pixel_for_nn":
+        return _between(node, operands, axes, sizes)
+    policy = options.get("keep_aspect_ratio_policy", "stretch")
+    if (options["coordinate_transformation_mode"], policy) == ("pytorch_half_pixel", "stretch"):
+        return _of_pytorch(node, operands, axes, sizes)
+    return _resized(node, operands, axes)
 
 
-def _of_pytorch(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence[Any]:
-    """Return the result if "pytorch_half_pixel" makes an axis of several elements one; else [].
+def _between(
+    node: Node, inputs: Sequence[Any], axes: Sequence[int], sizes: Sequence[int]
+) -> Sequence[Any]:
+    """Return the samples at (position + 0.5) / scale, which onnx.reference does not know.
 
-    The standard takes position 0 then, onnx.reference -0.5, and only if scale times size is 1
-    exactly. These axes are resized on their own, by "asymmetric", which takes position 0, too.
+    They are the odd ones of twice as many at position / scale. Axes of scale 1 are not resized.
     """
-    options, x = attributes(node), inputs[0]
-    if options["coordinate_transformation_mode"] != "pytorch_half_pixel":
-        return []
-    if str(options.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
-        return []
-    wanted, position = (inputs[2], 2) if inputs[3] is None else (inputs[3], 3)
-    sizes = [x.shape[axis] for axis in axes]
-    after = np.floor(wanted * np.array(sizes)) if position == 2 else np.array(wanted)
-    alone = (after == 1) & (np.array(sizes) > 1)
+    operands = list(inputs)
+    last = 2 if operands[2] is not None else 3
+    ones = 1.0 if last == 2 else np.array(sizes)
+    resized = operands[last] != ones
+    operands[last] = np.where(resized, 2 * operands[last], operands[last])
+    every = _resized(variant(node, coordinate_transformation_mode="asymmetric"), operands, axes)
+    odd = [slice(None)] * operands[0].ndim
+    for axis, changed in zip(axes, resized, strict=True):
+        if changed:
+            odd[axis] = slice(1, None, 2)
+    return [every[0][tuple(odd)]]
+
+
+def _of_pytorch(
+    node: Node, inputs: Sequence[Any], axes: Sequence[int], sizes: Sequence[int]
+) -> Sequence[Any]:
+    """Return the result of "pytorch_half_pixel", in which an axis of one element begins at 0.
+
+    onnx.reference begins at -0.5, and only if scale times size is 1 exactly. So axes that become
+    one element are resized on their own, by "asymmetric", which begins at 0.
+    """
+    last = 2 if inputs[2] is not None else 3
+    wanted, before = inputs[last], np.array(sizes)
+    after = np.floor(wanted * before) if last == 2 else wanted
+    alone = (after == 1) & (before > 1)
     if not alone.any():
-        return []
-    same = np.ones_like(wanted) if position == 2 else np.array(sizes)
+        return _resized(node, inputs, axes)
+    ones = np.ones_like(wanted) if last == 2 else before
     others, own = list(inputs), list(inputs)
-    others[position] = np.where(alone, same, wanted).astype(wanted.dtype)
+    others[last] = np.where(alone, ones, wanted)
     own[0] = _resized(node, others, axes)[0]
-    unchanged = np.ones_like(wanted) if position == 2 else [own[0].shape[axis] for axis in axes]
-    own[position] = np.where(alone, wanted, unchanged).astype(wanted.dtype)
+    own[last] = np.where(alone, wanted, ones if last == 2 else wanted)
     return _resized(variant(node, coordinate_transformation_mode="asymmetric"), own, axes)
 
 

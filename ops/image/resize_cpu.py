@@ -167,6 +167,8 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
         at = np.zeros(a.taken) if length == 1 else j * (a.size - 1) / (length - 1)
     elif transform == "asymmetric":
         at = j / a.scale
+    elif transform == "tf_half_pixel_for_nn":
+        at = (j + 0.5) / a.scale
     elif transform == "tf_crop_and_resize":
         part, last = a.end - a.start, a.size - 1
         middle = np.full(a.taken, part * last / 2)
@@ -223,7 +225,7 @@ def _inside(table: Array | Repeats) -> bool:
 
 def _repeats(transform: str, rounding: str) -> bool:
     """Return whether an integer scale repeats every element, in this rounding of positions."""
-    if transform == "asymmetric":
+    if transform in ("asymmetric", "tf_half_pixel_for_nn"):
         return rounding == "floor"
     # Positions are less than half an element away from the element that contains them.
     return transform in _CENTRED and rounding.startswith("round_prefer")

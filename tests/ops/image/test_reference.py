@@ -88,3 +88,38 @@ def test_bins_of_max_roi_pool_begin_at_whole_pixels(device: str) -> None:
     )
     found = sg.compile_model(graph, device)([image])[0]
     np.testing.assert_array_equal(found.reshape(-1), np.repeat(np.array([5, 3], np.float32), 49))
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+@pytest.mark.parametrize("version", [11, 13, 19])
+@pytest.mark.parametrize("scales", [(1, 1, 2, 2), (1, 1, 3, 0.4), (1, 1, 1, 1.6), (1, 1, 0.5, 0.7)])
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+def test_half_pixels_of_tensorflow(
+    device: str, version: int, scales: tuple[float, ...], rounding: str
+) -> None:
+    """The mode of opset 11 that tf2onnx writes in every opset was computed as "half_pixel"."""
+    attrs: dict[str, Any] = {
+        "coordinate_transformation_mode": "tf_half_pixel_for_nn",
+        "nearest_mode": rounding,
+    }
+    x, none = uniform(1, 2, 5, 6), uniform(0) if version == 11 else None
+    sizes = np.array([1, 2, *(int(n * s) for n, s in zip((5, 6), scales[2:], strict=True))])
+    for operands in ([x, none, np.array(scales, np.float32)], [x, none, none, sizes]):
+        compare_with_onnxruntime("Resize", operands, version, device=device, **attrs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize("rounding", ["floor", "ceil"])
+def test_the_nearest_element_leaves_out_none(dtype: str, rounding: str) -> None:
+    """onnx.reference takes 0 where the rounded position is outside of the image."""
+    x = sg.input("x", (5, 4), dtype)
+    form: dict[str, Any] = {"mode": "nearest", "nearest_mode": rounding}
+    scales = np.array([2, 1.5], np.float32)
+    found = [
+        sg.compile_model(
+            sg.Graph([x], [ops.Resize(x, None, scales, exclude_outside=outside, **form)]), device
+        )([np.arange(1, 21).reshape(5, 4).astype(dtype)])[0]
+        for device, outside in (("CPU", 0), ("CPU", 1), ("REFERENCE", 1))
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])

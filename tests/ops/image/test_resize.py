@@ -100,7 +100,10 @@ def test_rows_between_neighbours(size: int, taken: int, dtype: str) -> None:
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
 @pytest.mark.parametrize(
     "transform",
-    ["asymmetric", "half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners"],
+    [
+        *("asymmetric", "half_pixel", "pytorch_half_pixel", "half_pixel_symmetric"),
+        *("align_corners", "tf_half_pixel_for_nn"),
+    ],
 )
 def test_whole_scales_of_all_kinds(transform: str, rounding: str) -> None:
     """Many of them only repeat elements; which do, the standard's formula tells."""
